@@ -1,0 +1,1 @@
+"""Flax nnx decoders and the loading of their weights and tokenizers; knows nothing of requests."""

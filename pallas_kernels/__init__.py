@@ -1,0 +1,1 @@
+"""Stateless operations on a paged KV cache, on plain JAX arrays."""
