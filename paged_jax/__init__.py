@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from paged_jax import errors
     from paged_jax.block_allocator import BlockAllocator
     from paged_jax.block_table import BlockTable
+    from paged_jax.llm import LLM
+    from paged_jax.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BlockAllocator": "paged_jax.block_allocator",
     "BlockTable": "paged_jax.block_table",
+    "LLM": "paged_jax.llm",
+    "SamplingParams": "paged_jax.sampling_params",
 }
 
-__all__ = ["BlockAllocator", "BlockTable", "errors"]
+__all__ = ["LLM", "BlockAllocator", "BlockTable", "SamplingParams", "errors"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,116 @@
+"""What a user asks of the sampling: one frozen, checked record a request."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Self
+
+from paged_jax.errors import InvalidSamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+"""Tokens that `generate` answers with at most when max_tokens was not given (`chat`: no limit)."""
+
+MAX_SEED = 2**64 - 1
+
+
+class Unset(Enum):
+    """The value of a field that was not given, where that differs from every value one can give."""
+
+    UNSET = "not given"
+
+
+UNSET = Unset.UNSET
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    temperature: 0 takes the most likely token; otherwise logits are divided by it (> 0).
+    top_k: keep the k most likely tokens (0 or -1: all). top_p: then keep the fewest tokens whose
+    probabilities sum to top_p or more (0 < top_p <= 1).
+    seed: 0 <= seed < 2**64; the same seed and prompt give the same tokens whatever shares the batch. Not
+    given: each request of each call draws its own.
+    max_tokens: tokens to generate at most; None: up to the end of the context. Not given: 16 in
+    `generate`, which says so when it cut an answer; up to the end of the context in `chat`.
+    stop_token_ids: end at any of these, beside the model's own end tokens. ignore_eos: do not end at the
+    model's own.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int | Unset | None = UNSET
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Name unknown fields, which the generated initialiser would answer with a bare TypeError."""
+        known = [field.name for field in fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                raise InvalidSamplingParams(
+                    f"{name}={kwargs[name]!r}: no such sampling field."
+                    + (f" Did you mean {close[0]}?" if close else "")
+                    + f" There are: {', '.join(known)}."
+                )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check every field and keep stop_token_ids as a tuple."""
+        _number("temperature", self.temperature, "a number >= 0", lambda x: x >= 0)
+        _number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1)
+        _integer("top_k", self.top_k, "an integer >= 1, or 0 or -1 for all tokens", lambda x: x >= -1)
+        if self.seed is not None:
+            _integer("seed", self.seed, "None or 0 <= seed < 2**64", lambda x: 0 <= x <= MAX_SEED)
+        if self.max_tokens is not None and self.max_tokens is not UNSET:
+            _integer(
+                "max_tokens",
+                self.max_tokens,
+                "an integer >= 1, or None for no limit but the context",
+                lambda x: x >= 1,
+            )
+        expected = "a sequence of token ids >= 0"
+        try:
+            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        except TypeError:
+            raise _invalid("stop_token_ids", self.stop_token_ids, expected) from None
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, expected, lambda x: x >= 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise _invalid("ignore_eos", self.ignore_eos, "True or False")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether top_k or top_p removes tokens, which costs a sort of the vocabulary."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1)
+
+
+def _invalid(name: str, given: object, expected: str) -> InvalidSamplingParams:
+    return InvalidSamplingParams(f"{name}={given!r}: expected {expected}.")
+
+
+def _number(name: str, value: object, expected: str, ok: Callable[[float], bool]) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not ok(value)
+    ):
+        raise _invalid(name, value, expected)
+
+
+def _integer(name: str, value: object, expected: str, ok: Callable[[int], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not ok(value):
+        raise _invalid(name, value, expected)
