@@ -53,6 +53,11 @@ def default_kv_bytes(
     return max(0, int((device_limit - device_in_use - largest_temporaries) * HEADROOM))
 
 
+def format_bytes(num_bytes: int) -> str:
+    """In GiB from one GiB on, else in MiB."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
 def check_block_size(block_size: int) -> None:
     """InvalidArgument unless it is a positive int."""
     if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:

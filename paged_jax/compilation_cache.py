@@ -16,7 +16,7 @@ def enable_compilation_cache() -> None:
     A program for the CPU may use any instruction of the machine that compiled it, and home folders are
     shared: each kind of processor has a folder of its own.
     """
-    if jax.config.read("jax_compilation_cache_dir") is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(root / "paged_jax" / f"programs-{_processor()}"))

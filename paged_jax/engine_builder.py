@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,14 @@ MAX_PREFILL_SEQS = 16
 """Prompts that share one prefill call at most: the rows of its head and of its tables."""
 
 
+class BuiltEngine(NamedTuple):
+    """An engine, the model that it runs, and what a token of it takes."""
+
+    engine: Engine
+    loaded: LoadedModel
+    kv_shape: KVShape
+
+
 def build_engine(
     model: str | os.PathLike[str],
     *,
@@ -49,7 +57,7 @@ def build_engine(
     kv_audit: AuditLog | None,
     seed: int | None,
     show_progress: bool,
-) -> tuple[Engine, LoadedModel]:
+) -> BuiltEngine:
     """Check the options, load the model and lay out its cache; see LLM for what each option means."""
     check_block_size(block_size)
     for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
@@ -119,7 +127,7 @@ def build_engine(
         eos_ids=loaded.generation.eos_ids,
         seed=seed,
     )
-    return engine, loaded
+    return BuiltEngine(engine, loaded, kv)
 
 
 def _num_blocks(

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from paged_jax.audit import AuditLog
+from paged_jax.capacity import format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
 from paged_jax.errors import InvalidArgument, InvalidPrompt
@@ -55,8 +56,7 @@ class LLM:
         seed: int | None = None,
         use_tqdm: bool = True,
     ) -> None:
-        self.engine: Engine
-        self.engine, loaded = build_engine(
+        built = build_engine(
             model,
             dtype=dtype,
             max_model_len=max_model_len,
@@ -69,9 +69,28 @@ class LLM:
             seed=seed,
             show_progress=use_tqdm,
         )
-        self.tokenizer = loaded.tokenizer
-        self.generation_defaults = loaded.generation
+        self.engine: Engine = built.engine
+        self.kv_shape = built.kv_shape
+        self.tokenizer = built.loaded.tokenizer
+        self.generation_defaults = built.loaded.generation
         self._request_ids = itertools.count()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a sequence at most, prompt and answer."""
+        return self.engine.max_model_len
+
+    def describe(self) -> str:
+        """One line on what weights and pool take and hold."""
+        allocator = self.engine.allocator
+        usable = allocator.num_blocks - 1
+        tokens = usable * allocator.block_size
+        cache = tokens * self.kv_shape.bytes_per_token
+        return (
+            f"weights {format_bytes(self.engine.runner.weight_bytes)}; KV cache {usable} blocks of"
+            f" {allocator.block_size} tokens = {tokens:,} tokens, {format_bytes(cache)};"
+            f" {self.max_model_len:,} tokens a sequence at most"
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What applies where a call gives no sampling_params: the publisher's generation_config.

@@ -1,0 +1,82 @@
+"""Under donation no op moves the pool: read off the compiled programs, whose full aliasing alone proves little."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import KVPool
+
+SHAPE = (97, 3, 16, 64)
+NUM_SEQS, NUM_LAYERS = 4, 4
+DTYPES = ["float32", "bfloat16"]
+
+
+def array(shape, dtype="int32"):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def pool(dtype):
+    return KVPool(array(SHAPE, dtype), array(SHAPE, dtype))
+
+
+def assert_in_place(step, pools, *args):
+    """`step(pools, *args)` aliases every pool and holds nothing of a pool's size beside them."""
+    compiled = jax.jit(step, donate_argnums=0).lower(pools, *args).compile()
+    leaves = jax.tree.leaves(pools)
+    one = leaves[0].size * leaves[0].dtype.itemsize
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == one * len(leaves)
+    assert memory.temp_size_in_bytes < one
+    elements = leaves[0].size
+    for match in re.finditer(
+        r"= \w+\[([\d,]+)\]\S* (copy|convert|broadcast|transpose|select)\(", compiled.as_text()
+    ):
+        size = 1
+        for extent in match[1].split(","):
+            size *= int(extent)
+        assert size < elements, match[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_kv(ops, dtype):
+    new = array((NUM_SEQS, 3, 64), dtype)
+    assert_in_place(ops.write_kv, pool(dtype), new, new, array((NUM_SEQS,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_blocks(ops, dtype):
+    assert_in_place(ops.copy_blocks, pool(dtype), array((8,)), array((8,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("q_dtype", DTYPES)
+def test_attention(ops, dtype, q_dtype):
+    tables, lens = array((NUM_SEQS, 32)), array((NUM_SEQS,))
+
+    def decode(pool, q, tables, lens):
+        return ops.decode(q, pool, tables, lens), pool
+
+    def prefill(pool, q, tables, lens, starts):
+        return ops.prefill(q, pool, tables, lens, starts), pool
+
+    assert_in_place(decode, pool(dtype), array((NUM_SEQS, 9, 64), q_dtype), tables, lens)
+    q = array((64, 9, 64), q_dtype)
+    assert_in_place(prefill, pool(dtype), q, tables, lens, array((NUM_SEQS + 1,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_several_layers(ops, dtype):
+    def step(pools, x, slots, src, dst, tables, lens):
+        written = []
+        for layer in pools:
+            layer = ops.copy_blocks(layer, src, dst)
+            layer = ops.write_kv(layer, x[:, ::3], 2 * x[:, ::3], slots)
+            x = x + ops.decode(x, layer, tables, lens)
+            written.append(layer)
+        return x, written
+
+    seqs, pairs = array((NUM_SEQS,)), array((8,))
+    x = array((NUM_SEQS, 9, 64), dtype)
+    assert_in_place(step, [pool(dtype)] * NUM_LAYERS, x, seqs, pairs, pairs, array((NUM_SEQS, 32)), seqs)

@@ -1,0 +1,115 @@
+"""transformers as the reference: models in float32, answers chosen one token at a time.
+
+torch and transformers are imported when a function needs them, so that the module can be imported without.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+from support import greedy
+from support.checkpoints import demo_gguf
+from support.golden_cases import (
+    DEMO_TOKENS,
+    GLASSLLM_TOKENS,
+    RANDOM_TOKENS,
+    random_prompts,
+)
+from support.golden_prompts import DEMO, GLASSLLM
+
+NEEDED = (
+    "the live comparison needs torch and transformers: pip install -e '.[reference]'"
+    " (or leave it out: scripts/test without --all)"
+)
+
+
+def modules():
+    """(torch, transformers), with the threads that the machine has."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise RuntimeError(f"{NEEDED}; {error}") from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return torch, transformers
+
+
+def load_model(directory: Path, **options):
+    """A causal language model in float32, with attention written out (no fused kernel)."""
+    torch, transformers = modules()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", **options
+    )
+    return model.eval()
+
+
+def load_demo_model():
+    path = demo_gguf()
+    return load_model(path.parent, gguf_file=path.name)
+
+
+def demo_tokenizer():
+    """The demo model's tokenizer, with the pre-tokenizer of the model's own tokenizer.json.
+
+    transformers does not know `smollm`, the GGUF file's name of it: left to itself it would not cut numbers
+    into digits.
+    """
+    _, transformers = modules()
+    path = demo_gguf()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    )
+    return tokenizer
+
+
+def answer(model, prompt_ids, max_tokens, *, eos_ids=(), use_cache, keep=(0,)) -> dict:
+    """The row of a greedy answer. Without use_cache each step computes the whole sequence anew."""
+    torch, _ = modules()
+    ids, steps, cache = [], [], None
+    with torch.inference_mode():
+        new = list(prompt_ids)
+        while len(ids) < max_tokens and not (ids and ids[-1] in eos_ids):
+            tokens = new if use_cache else [*prompt_ids, *ids]
+            out = model(torch.tensor([tokens]), past_key_values=cache, use_cache=use_cache)
+            cache = out.past_key_values
+            steps.append(out.logits[0, -1].numpy().astype(np.float32))
+            ids.append(int(steps[-1].argmax()))
+            new = ids[-1:]
+    return {"prompt_ids": list(prompt_ids)} | greedy.row(steps, ids, keep)
+
+
+def random_rows(model, name: str) -> list[dict]:
+    last = RANDOM_TOKENS - 1
+    return [
+        answer(model, prompt, RANDOM_TOKENS, use_cache=False, keep=(0, last))
+        for prompt in random_prompts(name)
+    ]
+
+
+def glassllm_rows(model, tokenizer) -> list[dict]:
+    """tokenizer: of the tokenizers package, as the directory's tokenizer.json holds it."""
+    rows = []
+    for text in GLASSLLM:
+        ids = tokenizer.encode(text).ids
+        row = answer(model, ids, GLASSLLM_TOKENS, eos_ids=(3,), use_cache=False)
+        rows.append({"prompt": text} | row)
+    return rows
+
+
+def demo_prompt_ids(tokenizer, prompt) -> list[int]:
+    text = prompt
+    if not isinstance(prompt, str):
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def demo_rows(model, tokenizer) -> list[dict]:
+    rows = []
+    for prompt in DEMO:
+        ids = demo_prompt_ids(tokenizer, prompt)
+        rows.append({"prompt": prompt} | answer(model, ids, DEMO_TOKENS, eos_ids=(2,), use_cache=True))
+    return rows
