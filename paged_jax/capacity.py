@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_jax.errors import InvalidArgument, PoolTooSmall
+from paged_jax.errors import PoolTooSmall
 
 GIB = 1 << 30
 HEADROOM = 0.8
@@ -58,19 +58,18 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
-def check_block_size(block_size: int) -> None:
-    """InvalidArgument unless it is a positive int."""
-    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
-        raise InvalidArgument.of("block_size", block_size, "an integer >= 1", "16 and 32 suit chat.")
-
-
 def max_tokens_of_pool(num_blocks: int, block_size: int) -> int:
     """Tokens that one sequence can have at most: every block but the null block."""
     return (num_blocks - 1) * block_size
 
 
 def check_pool_holds(num_blocks: int, block_size: int, max_model_len: int) -> None:
-    """PoolTooSmall unless one sequence of max_model_len tokens fits."""
+    """PoolTooSmall unless one sequence of max_model_len tokens fits, and a prompt with an answer at all."""
+    if max_tokens_of_pool(num_blocks, block_size) < 2:
+        raise PoolTooSmall(
+            f"{num_blocks} blocks of {block_size} tokens, the null block included, can not hold one token of"
+            " a prompt and one of an answer: raise num_blocks or kv_cache_gib."
+        )
     needed = blocks_for_tokens(max_model_len, block_size)
     if needed > num_blocks - 1:
         raise PoolTooSmall(

@@ -13,6 +13,7 @@ from paged_jax.audit import AuditLog
 from paged_jax.capacity import format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
+from paged_jax.engine_options import EngineOptions
 from paged_jax.errors import InvalidArgument, InvalidPrompt
 from paged_jax.outputs import RequestOutput
 from paged_jax.progress import track_requests
@@ -56,8 +57,7 @@ class LLM:
         seed: int | None = None,
         use_tqdm: bool = True,
     ) -> None:
-        built = build_engine(
-            model,
+        options = EngineOptions(
             dtype=dtype,
             max_model_len=max_model_len,
             block_size=block_size,
@@ -67,8 +67,8 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_audit=kv_audit,
             seed=seed,
-            show_progress=use_tqdm,
         )
+        built = build_engine(model, options, show_progress=use_tqdm)
         self.engine: Engine = built.engine
         self.kv_shape = built.kv_shape
         self.tokenizer = built.loaded.tokenizer

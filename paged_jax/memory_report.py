@@ -58,7 +58,7 @@ class MemorySnapshot:
     @property
     def block_utilization(self) -> float:
         """Tokens / slots of the blocks in use; 1 where nothing is in use."""
-        return self.tokens / (self.blocks_used * self.block_size) if self.holdings else 1.0
+        return self.tokens / (self.blocks_used * self.block_size) if self.blocks_used else 1.0
 
     @property
     def expected_utilization(self) -> float:

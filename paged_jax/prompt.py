@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Protocol, TypedDict
 
 from paged_jax.errors import InvalidPrompt, PromptTooLong
@@ -30,9 +31,9 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str | dict):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidPrompt(f"prompts={prompts!r}: expected {EXPECTED}, or a list of them.")
-    if prompts and all(isinstance(prompt, int) for prompt in prompts):
+    if prompts and all(isinstance(prompt, Integral) for prompt in prompts):
         raise InvalidPrompt(
             f'a list of {len(prompts)} integers: pass token ids as {{"prompt_token_ids": [...]}}.'
         )
@@ -42,7 +43,7 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def prompt_ids(prompt: object, tokenizer: Encodes, vocab_size: int) -> tuple[str | None, list[int]]:
     """The text, if there is one, and the ids of a prompt; InvalidPrompt unless it is a usable one."""
     if isinstance(prompt, str):
-        text, ids = prompt, tokenizer.encode(prompt)
+        text, ids = prompt, _encoded(prompt, tokenizer)
     elif isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
         text, ids = None, _checked_ids(prompt["prompt_token_ids"], vocab_size)
     else:
@@ -52,7 +53,16 @@ def prompt_ids(prompt: object, tokenizer: Encodes, vocab_size: int) -> tuple[str
     return text, ids
 
 
+def _encoded(text: str, tokenizer: Encodes) -> list[int]:
+    try:
+        return tokenizer.encode(text)
+    except ValueError as error:  # such as a lone surrogate, which is no character
+        raise InvalidPrompt(f"prompt={text!r}: {error}") from error
+
+
 def _checked_ids(ids: object, vocab_size: int) -> list[int]:
+    if isinstance(ids, bytes | bytearray | Mapping):
+        raise InvalidPrompt(f"prompt_token_ids={ids!r}: expected a sequence of integers.")
     try:
         checked = [_plain_int(token) for token in ids]  # type: ignore[attr-defined]  # a TypeError says it
     except TypeError:

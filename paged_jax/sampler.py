@@ -29,7 +29,9 @@ def sample(logits: Array, state: SamplingState, variant: Variant) -> Array:
         if variant == "greedy":
             return best
         is_greedy = state.temperature == 0
-        scaled = logits / jnp.where(is_greedy, 1.0, state.temperature)[:, None]
+        # Relative to the best, which stays 0 under any temperature: the lowest would make it infinite.
+        relative = logits - logits.max(axis=-1, keepdims=True)
+        scaled = relative / jnp.where(is_greedy, 1.0, state.temperature)[:, None]
         if variant == "filtered":
             scaled = jnp.where(scaled >= _threshold(scaled, state)[:, None], scaled, -jnp.inf)
         drawn = jnp.argmax(scaled + _noise(state, logits.shape[1]), axis=-1).astype(jnp.int32)
@@ -47,8 +49,7 @@ def _threshold(scaled: Array, state: SamplingState) -> Array:
     keys = _ordered_bits(scaled)
     top_k = jnp.where(state.top_k > 0, jnp.minimum(state.top_k, vocab_size), vocab_size)
     kth = _search(lambda key: (keys >= key[:, None]).sum(axis=-1) >= top_k, len(scaled))
-    weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    weights = jnp.where(keys >= kth[:, None], weights, 0)
+    weights = jnp.where(keys >= kth[:, None], jnp.exp(scaled), 0)
     mass = weights.sum(axis=-1) * state.top_p
     nucleus = _search(
         lambda key: jnp.where(keys >= key[:, None], weights, 0).sum(axis=-1) >= mass, len(scaled)

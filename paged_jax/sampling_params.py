@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
+from numbers import Integral, Real
 from typing import Self
 
 from paged_jax.errors import InvalidSamplingParams
@@ -63,26 +66,23 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check every field and keep stop_token_ids as a tuple."""
-        _number("temperature", self.temperature, "a number >= 0", lambda x: x >= 0)
-        _number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1)
-        _integer("top_k", self.top_k, "an integer >= 1, or 0 or -1 for all tokens", lambda x: x >= -1)
+        """Check every field and keep it as plain Python: numpy's numbers are welcome, a list of ids too."""
+        keep = partial(object.__setattr__, self)
+        keep("temperature", _number("temperature", self.temperature, "a number >= 0", lambda x: x >= 0))
+        keep("top_p", _number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1))
+        top_k = "an integer >= 1, or 0 or -1 for all tokens"
+        keep("top_k", _integer("top_k", self.top_k, top_k, lambda x: x >= -1))
         if self.seed is not None:
-            _integer("seed", self.seed, "None or 0 <= seed < 2**64", lambda x: 0 <= x <= MAX_SEED)
+            seed = "None or 0 <= seed < 2**64"
+            keep("seed", _integer("seed", self.seed, seed, lambda x: 0 <= x <= MAX_SEED))
         if self.max_tokens is not None and self.max_tokens is not UNSET:
-            _integer(
-                "max_tokens",
-                self.max_tokens,
-                "an integer >= 1, or None for no limit but the context",
-                lambda x: x >= 1,
-            )
-        expected = "a sequence of token ids >= 0"
-        try:
-            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        except TypeError:
-            raise _invalid("stop_token_ids", self.stop_token_ids, expected) from None
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, expected, lambda x: x >= 0)
+            max_tokens = "an integer >= 1, or None for no limit but the context"
+            keep("max_tokens", _integer("max_tokens", self.max_tokens, max_tokens, lambda x: x >= 1))
+        ids = "a sequence of token ids >= 0"
+        if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
+            raise _invalid("stop_token_ids", self.stop_token_ids, ids)
+        tokens = [_integer("stop_token_ids", token, ids, lambda x: x >= 0) for token in self.stop_token_ids]
+        keep("stop_token_ids", tuple(tokens))
         if not isinstance(self.ignore_eos, bool):
             raise _invalid("ignore_eos", self.ignore_eos, "True or False")
 
@@ -101,16 +101,17 @@ def _invalid(name: str, given: object, expected: str) -> InvalidSamplingParams:
     return InvalidSamplingParams(f"{name}={given!r}: expected {expected}.")
 
 
-def _number(name: str, value: object, expected: str, ok: Callable[[float], bool]) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or not ok(value)
-    ):
+def _number(name: str, value: object, expected: str, ok: Callable[[float], bool]) -> float:
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an int past the largest float is as little of use as infinity
+            number = float(value)
+    if not math.isfinite(number) or not ok(number):
         raise _invalid(name, value, expected)
+    return number
 
 
-def _integer(name: str, value: object, expected: str, ok: Callable[[int], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not ok(value):
+def _integer(name: str, value: object, expected: str, ok: Callable[[int], bool]) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not ok(int(value)):
         raise _invalid(name, value, expected)
+    return int(value)

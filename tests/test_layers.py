@@ -23,6 +23,7 @@ HOST = {
     "detokenizer",
     "memory_report",
     "progress",
+    "engine_options",
 }
 DEVICE = {"kv_cache", "batch", "sampler", "model_runner", "compilation_cache"}
 ENGINE = {"loader", "engine_builder", "engine", "llm"}
