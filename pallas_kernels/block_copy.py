@@ -14,7 +14,8 @@ def copy_blocks(pool: KVPool, src: jax.Array, dst: jax.Array) -> KVPool:
         (b, a) swaps two blocks. No destination occurs twice. A padding pair has source 0 and an out-of-range
         destination of its own (>= num_blocks), and changes nothing.
 
-    In place where the pool is donated; num_pairs blocks of temporary memory. Raises ValueError when shapes or
+    In place where the pool is donated (bfloat16 on CPU excepted, see write_kv), beside num_pairs blocks of
+    temporary memory. Raises ValueError when shapes or
     dtypes do not fit.
     """
     check_pool(pool)
@@ -22,7 +23,7 @@ def copy_blocks(pool: KVPool, src: jax.Array, dst: jax.Array) -> KVPool:
     check_int32("dst", dst, "num_pairs", (src.shape[0],))
 
     def copy(blocks: jax.Array) -> jax.Array:
-        sources = blocks.at[src].get(mode="clip")
+        sources = blocks.at[src].get(mode="promise_in_bounds")
         return blocks.at[dst].set(sources, mode="drop", unique_indices=True)
 
     return KVPool(copy(pool.k), copy(pool.v))

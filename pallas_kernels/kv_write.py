@@ -15,7 +15,10 @@ def write_kv(pool: KVPool, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPo
         out-of-range slot of its own (>= num_blocks * block_size) and is dropped. A negative slot is not
         padding: it would wrap to the pool's end.
 
-    In place where the pool is donated. Raises ValueError when shapes or dtypes do not fit.
+    In place where the pool is donated; but XLA's CPU backend scatters no bfloat16 and converts such a pool
+    to float32 and back, so use a float32 or float16 pool there.
+
+    Raises ValueError when shapes or dtypes do not fit.
     """
     check_pool(pool)
     shape = (None, pool.num_kv_heads, pool.head_dim)

@@ -12,9 +12,9 @@ import jax
 from jax import Array
 
 from pallas_kernels.decode_attention import paged_decode_attention
+from pallas_kernels.kv_write import write_kv
 from pallas_kernels.pool import KVPool
 from pallas_kernels.prefill_attention import paged_prefill_attention
-from pallas_kernels.kv_write import write_kv
 
 
 @jax.tree_util.register_dataclass

@@ -1,5 +1,9 @@
-"""Under donation no op moves the pool: read off the compiled programs, whose full aliasing alone proves little."""
+"""Under donation no op moves the pool: read off the compiled programs.
 
+Full aliasing alone proves little, so temporaries and the HLO are looked at too.
+"""
+
+import math
 import re
 
 import jax
@@ -8,9 +12,29 @@ import pytest
 
 from pallas_kernels import KVPool
 
-SHAPE = (97, 3, 16, 64)
+SHAPE = (1025, 3, 16, 64)
 NUM_SEQS, NUM_LAYERS = 4, 4
 DTYPES = ["float32", "bfloat16"]
+WRITABLE = [
+    "float32",
+    "float16",
+    # Not bfloat16: XLA's CPU backend scatters none, it converts the pool to float32 and back, which is why
+    # the engine keeps a float32 pool there.
+]
+
+
+MOVES = {"copy", "convert", "broadcast", "transpose", "select", "bitcast-convert"}
+
+
+def materialised(hlo):
+    """(opcode, elements) of each array that a compiled program writes out: of a fusion, only its root."""
+    fused = False
+    for line in hlo.splitlines():
+        if line.endswith("{"):
+            fused = "fused_computation" in line.split("(")[0]
+        match = re.search(r"(ROOT )?%?\S+ = \w+\[([\d,]*)\]\S* ([\w-]+)\(", line)
+        if match and (match[1] or not fused):
+            yield match[3], math.prod(int(n) for n in match[2].split(",") if n)
 
 
 def array(shape, dtype="int32"):
@@ -29,23 +53,17 @@ def assert_in_place(step, pools, *args):
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == one * len(leaves)
     assert memory.temp_size_in_bytes < one
-    elements = leaves[0].size
-    for match in re.finditer(
-        r"= \w+\[([\d,]+)\]\S* (copy|convert|broadcast|transpose|select)\(", compiled.as_text()
-    ):
-        size = 1
-        for extent in match[1].split(","):
-            size *= int(extent)
-        assert size < elements, match[0]
+    for opcode, elements in materialised(compiled.as_text()):
+        assert opcode not in MOVES or elements < leaves[0].size, (opcode, elements)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WRITABLE)
 def test_write_kv(ops, dtype):
     new = array((NUM_SEQS, 3, 64), dtype)
     assert_in_place(ops.write_kv, pool(dtype), new, new, array((NUM_SEQS,)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WRITABLE)
 def test_copy_blocks(ops, dtype):
     assert_in_place(ops.copy_blocks, pool(dtype), array((8,)), array((8,)))
 
@@ -66,7 +84,7 @@ def test_attention(ops, dtype, q_dtype):
     assert_in_place(prefill, pool(dtype), q, tables, lens, array((NUM_SEQS + 1,)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WRITABLE)
 def test_a_step_of_several_layers(ops, dtype):
     def step(pools, x, slots, src, dst, tables, lens):
         written = []

@@ -15,15 +15,17 @@ def test_whole_prompts_around_the_block_size(ops, block_size):
     assert_matches_oracle(ops.prefill, paged(lengths, queries=lengths, padding=5, block_size=b))
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (8, 2), (5, 1), (1, 1)])
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (5, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_groups(ops, heads, dtype):
     case = paged([3, 40, 90], queries=[2, 40, 70], padding=3, heads=heads, dtype=dtype)
     assert_matches_oracle(ops.prefill, case)
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 64, 80, 96, 128])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(1, "float32"), (64, "float32"), (80, "float32"), (96, "bfloat16"), (128, "float32"), (128, "bfloat16")],
+)
 def test_head_dims(ops, head_dim, dtype):
     case = paged([17, 80], queries=[17, 40], head_dim=head_dim, dtype=dtype)
     assert_matches_oracle(ops.prefill, case)
@@ -68,9 +70,8 @@ def test_options(ops, options):
     assert_matches_oracle(ops.prefill, paged([20, 233, 150], queries=[20, 80, 150]), **options)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("dtype", "window"), [("float32", None), ("bfloat16", None), ("float32", 20)])
 def test_slots_that_hold_no_token_never_reach_the_result(ops, poison, dtype, window):
     lengths, queries = [0, 1, 21, 64, 300], [0, 1, 20, 3, 70]
     first = None
@@ -96,7 +97,7 @@ def test_the_last_row_equals_decode(ops):
 
 
 @settings(
-    max_examples=10,
+    max_examples=5,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from support import attention_oracle
 
 from pallas_kernels import KVPool
+from support import attention_oracle
 
 
 class Ops(NamedTuple):
