@@ -20,7 +20,7 @@ from pallas_kernels import DecodeMetadata, Metadata, PrefillMetadata
 Variant = Literal["greedy", "temperature", "filtered"]
 """What the sampling of a step must be able to do; the dearer ones are compiled in only when asked for."""
 
-_INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
+_INT32_MAX = 2**31 - 1
 _PER_SEQUENCE = 7  # seq_len, temperature, top_k, top_p, two words of the seed, sample index
 
 
@@ -112,7 +112,7 @@ def pack(schedule: Schedule, shape: BatchShape, *, num_slots: int) -> Batch:
         views.query_start[row + 1] = end
         views.sequences[row, 0] = entry.seq_len
         floats[row, 1] = 0 if params.is_greedy else _positive_float32(params.temperature)
-        views.sequences[row, 2] = min(params.top_k, _INT32.max)
+        views.sequences[row, 2] = min(params.top_k, _INT32_MAX)
         floats[row, 3] = _positive_float32(params.top_p)
         views.sequences[row, 4:6] = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32).view(np.int32)
         views.sequences[row, 6] = sequence.index
@@ -125,8 +125,9 @@ def pack(schedule: Schedule, shape: BatchShape, *, num_slots: int) -> Batch:
 
 
 def _positive_float32(value: float) -> float:
-    """The value, or the nearest that float32 holds as a normal number: neither 0 nor infinity."""
-    return min(max(value, float(_FLOAT32.tiny)), float(_FLOAT32.max))
+    """The value, or the nearest that is a normal float32 and so is its inverse: neither 0 nor infinity."""
+    smallest = float(np.finfo(np.float32).tiny)
+    return min(max(value, smallest), 1 / smallest)
 
 
 def unpack(packed: Array, shape: BatchShape) -> tuple[Array, Metadata, Array, SamplingState]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from paged_jax.errors import PagedJaxError
+from paged_jax.errors import InvalidPrompt, PagedJaxError
 from paged_jax.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """Continue each prompt, all of them in one batch."""
-    texts = [*(prompts or []), *(_lines(prompt_file.read_text()) if prompt_file else [])]
+    texts = [*(prompts or []), *(_prompts_of(prompt_file) if prompt_file else [])]
     if not texts and prompt_file is None:
         texts = _lines(sys.stdin.read())
+    if not texts:
+        raise InvalidPrompt("no prompt: give some as arguments, or one a line in --prompt-file or on stdin.")
     given = _given(max_tokens, temperature, top_k, top_p, seed)
     llm = _load(
         model,
@@ -221,8 +223,15 @@ def _turns() -> Iterator[str]:
             yield line
 
 
+def _prompts_of(path: Path) -> list[str]:
+    try:
+        return _lines(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidPrompt(f"--prompt-file {path}: expected a text file in UTF-8: {error}") from error
+
+
 def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in text.split("\n") if line.strip()]  # splitlines() would end lines at more
 
 
 def _record(prompt: str, output: RequestOutput) -> dict[str, object]:

@@ -18,7 +18,10 @@ def enable_compilation_cache() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in some containers: compile anew each time
+        return
     jax.config.update("jax_compilation_cache_dir", str(root / "paged_jax" / f"programs-{_processor()}"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

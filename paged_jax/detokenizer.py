@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "�"
+MAX_HELD = 8
+"""Tokens without settled text that are held before a closer look: more than any character has."""
 
 
 class Decodes(Protocol):
@@ -20,28 +22,51 @@ class Detokenizer:
     """The text of one sequence's generated tokens.
 
     Decoding token by token would be wrong: a character can span tokens, and some tokenizers drop a space at
-    the start of what they decode. So a window of the last tokens is decoded twice, with and without the new
-    ones, and the difference is the new text; while it ends in a broken character nothing is given out.
+    the start of what they decode. So the new tokens are decoded after the last ones that gave text, and the
+    difference is the new text; while it ends in a broken character nothing is given out. Few tokens are ever
+    held, whatever they are, so the work grows with the number of tokens and no faster.
     """
 
     def __init__(self, tokenizer: Decodes) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._window = 0  # decoding starts here
-        self._shown = 0  # tokens before this one are in text
+        self._context: list[int] = []  # the last tokens that gave text
+        self._held: list[int] = []  # tokens after them, not in the text yet
         self.text = ""
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is settled by it, often "" amid a character."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._window : self._shown])
-        after = self._tokenizer.decode(self._ids[self._window :])
-        if len(after) <= len(before) or after.endswith(REPLACEMENT):
+        self._held.append(token)
+        before = self._tokenizer.decode(self._context)
+        after = self._tokenizer.decode([*self._context, *self._held])
+        settled = len(self._held)
+        if len(after) <= len(before):
+            if len(self._held) > MAX_HELD:
+                self._held.clear()  # special tokens and the like: they give no text
             return ""
+        if after.endswith(REPLACEMENT):
+            if len(self._held) <= MAX_HELD:
+                return ""
+            settled = self._settled(after)
+            after = self._tokenizer.decode([*self._context, *self._held[:settled]])
         piece = after[len(before) :]
-        self._window, self._shown = self._shown, len(self._ids)
-        self.text += piece
+        if settled:
+            self._context, self._held = self._held[:settled], self._held[settled:]
+            self.text += piece
         return piece
+
+    def _settled(self, text: str) -> int:
+        """How many of the held tokens no later one can change, when text is that of context and all of them.
+
+        A character has 4 bytes at most, so none that the last 4 tokens leave open begins before them. Where
+        both sides of a cut decode to the same text apart as together, it goes through no character.
+        """
+        for cut in range(len(self._held) - 4, 0, -1):
+            head, tail = [*self._context, *self._held[:cut]], self._held[cut:]
+            if self._tokenizer.decode(head) + self._tokenizer.decode(tail) == text:
+                return cut
+        return 0
 
     def finish(self) -> str:
         """Give out what was held back, broken characters included; returns that piece."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable
 from paged_jax.detokenizer import Detokenizer
-from paged_jax.errors import InvalidArgument
+from paged_jax.errors import InvalidArgument, PagedJaxError
 from paged_jax.model_runner import ModelRunner
 from paged_jax.outputs import CompletionOutput, RequestOutput
 from paged_jax.prompt import Prompt, check_length, prompt_ids
@@ -58,6 +58,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.eos_ids = frozenset(eos_ids)
         self.last_step: StepStats | None = None
+        self._closed = False
         self._seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._detokenizers: dict[str, Detokenizer] = {}
 
@@ -83,6 +84,7 @@ class Engine:
 
         default_max_tokens stands in where params gives none; None: up to the end of the context.
         """
+        self._check_open()
         text, ids = prompt_ids(prompt, self.tokenizer, self.vocab_size)
         check_length(len(ids), self.max_model_len)
         room = self.max_model_len - len(ids)
@@ -101,6 +103,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request that make_request has made; InvalidArgument if its id is in use."""
+        self._check_open()
         if request.request_id in self._detokenizers:
             raise InvalidArgument.of("request_id", request.request_id, "an id that no unfinished request has")
         self._detokenizers[request.request_id] = Detokenizer(self.tokenizer)
@@ -117,19 +120,35 @@ class Engine:
         return 1.0 if self.last_step is None else self.last_step.block_utilization
 
     def close(self) -> None:
-        """Abort everything and give the device's memory back."""
+        """Abort everything and give the device's memory back; harmless when repeated."""
+        self._closed = True
         for request_id in list(self._detokenizers):
             self.abort(request_id)
         self.runner.close()
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests that got a token, in the order they run."""
-        schedule = self.scheduler.schedule()
-        if schedule is None:
-            return []
-        tokens = self.runner.execute(schedule)
+        """Run one step; returns the requests that got a token, in the order they run.
+
+        A step that fails, or is interrupted, sets every running sequence back: the next step begins to
+        compute them again from their tokens.
+        """
+        self._check_open()
+        if self.allocator.audit is not None:
+            self.allocator.audit.step += 1
+        try:
+            schedule = self.scheduler.schedule()
+            if schedule is None:
+                return []
+            tokens = self.runner.execute(schedule)
+        except BaseException:
+            self.scheduler.set_back_all()
+            raise
         self.last_step = step_stats(schedule, self.scheduler, self.allocator)
         return [self._output(sequence) for sequence in self.scheduler.update(schedule, tokens)]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PagedJaxError("The engine is closed, its memory given back: make a new LLM.")
 
     def _output(self, sequence: Sequence) -> RequestOutput:
         request = sequence.request

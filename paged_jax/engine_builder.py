@@ -46,6 +46,8 @@ def build_engine(
     model: str | os.PathLike[str], options: EngineOptions, *, show_progress: bool
 ) -> BuiltEngine:
     """Load the model and lay out its cache."""
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgument.of("model", model, "a path, or a hub id org/name")
     enable_compilation_cache()
     with track_weights(show_progress) as progress:
         loaded = load_model(

@@ -14,7 +14,8 @@ from paged_jax.capacity import format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
 from paged_jax.engine_options import EngineOptions
-from paged_jax.errors import InvalidArgument, InvalidPrompt
+from paged_jax.errors import InvalidArgument, InvalidPrompt, TokenizerError
+from paged_jax.loader import our_errors
 from paged_jax.outputs import RequestOutput
 from paged_jax.progress import track_requests
 from paged_jax.prompt import Prompt, prompt_list
@@ -140,15 +141,24 @@ class LLM:
             )
         several = not isinstance(messages[0], Mapping)
         conversations = messages if several else [messages]
-        prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]  # told apart above
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]  # told apart above
+            except TokenizerError as error:
+                raise TokenizerError(f"conversation {index}: {error}") from error
         return self._run(prompts, sampling_params, None, use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation as the prompt that chat generates from."""
-        return self.tokenizer.apply_chat_template(messages)
+        """A conversation as the prompt that chat generates from.
+
+        TokenizerError where the model has no chat template, or the template refuses the messages.
+        """
+        with our_errors():
+            return self.tokenizer.apply_chat_template(messages)
 
     def close(self) -> None:
-        """Give the memory of weights and cache back; the LLM can not be used any more."""
+        """Give the memory of weights and cache back; any later use raises PagedJaxError."""
         self.engine.close()
 
     def __enter__(self) -> Self:

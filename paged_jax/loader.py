@@ -11,7 +11,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -47,9 +48,15 @@ def load_model(
     dtype: Callable[[str], jnp.dtype],
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """models.loading.load_model, its errors turned into those of paged_jax.errors of the same names."""
-    loading, model_errors = models_module("loading"), models_module("errors")
+    """models.loading.load_model; raises errors of ours."""
+    with our_errors():
+        return models_module("loading").load_model(model, dtype=dtype, progress=progress)
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Turn the errors of the models package into those of paged_jax.errors of the same names."""
     try:
-        return loading.load_model(model, dtype=dtype, progress=progress)
-    except model_errors.ModelError as error:
+        yield
+    except models_module("errors").ModelError as error:
         raise getattr(errors, type(error).__name__, errors.PagedJaxError)(str(error)) from error

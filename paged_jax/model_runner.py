@@ -97,10 +97,17 @@ class ModelRunner:
         self._num_slots = num_blocks * block_size
 
     def execute(self, schedule: Schedule) -> list[int]:
-        """Compute a step; returns the token sampled for each of its entries."""
+        """Compute a step; returns the token sampled for each of its entries.
+
+        After a failure the pools are there, but nothing that a running sequence has in them counts.
+        """
         batch = pack(schedule, self.buckets.shape(schedule), num_slots=self._num_slots)
-        tokens = self._launch(batch)
-        return np.asarray(tokens)[: len(schedule.entries)].tolist()
+        try:
+            tokens = self._launch(batch)
+            return np.asarray(tokens)[: len(schedule.entries)].tolist()
+        except BaseException:
+            self._cache = jax.tree.map(_unless_lost, self._cache)
+            raise
 
     def largest_temporaries(self, cache: Cache) -> int:
         """Bytes that the largest program needs beside weights, cache and packed array."""
@@ -133,3 +140,8 @@ class ModelRunner:
         tokens, metadata, last, sampling = unpack(packed, shape)
         hidden, cache = decoder(tokens, cache, metadata)
         return sample(decoder.logits(hidden[last]), sampling, variant), cache
+
+
+def _unless_lost(pool: Array) -> Array:
+    """The pool, or an empty one where a step took it as donated and then failed."""
+    return jnp.zeros(pool.shape, pool.dtype) if pool.is_deleted() else pool

@@ -88,6 +88,16 @@ def _noise(state: SamplingState, vocab_size: int) -> Array:
     def row(seed: Array, sample: Array, position: Array) -> Array:
         key = jax.random.wrap_key_data(seed, impl="threefry2x32")
         key = jax.random.fold_in(jax.random.fold_in(key, sample), position)
-        return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+        return _gumbel(jax.random.bits(key, (vocab_size,), jnp.uint32))
 
     return jax.vmap(row)(state.seed, state.sample, state.position)
+
+
+def _gumbel(bits: Array) -> Array:
+    """uint32 -> float32, falling as the bits rise.
+
+    Small bits give the large values, because that is where float32 is fine: up to 22.9, where
+    jax.random.gumbel ends at 16 and never draws a token of a probability under 1e-7.
+    """
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))

@@ -106,6 +106,11 @@ class Scheduler:
         self._drop_finished()
         return advanced
 
+    def set_back_all(self) -> None:
+        """Have every running sequence computed again: after a failure nobody knows what its blocks hold."""
+        while self.running:
+            self._preempt(self.running.pop())
+
     def _schedule_prefill(self) -> Schedule | None:
         entries: list[ScheduledSequence] = []
         copies: list[tuple[int, int]] = []
@@ -120,7 +125,7 @@ class Scheduler:
 
     def _prefilling(self) -> list[Sequence]:
         """Running sequences amid their prefill, then newcomers for as long as the pool takes them."""
-        amid = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
+        amid = [sequence for sequence in self.running if sequence.is_prefilling]
         promised = sum(self._missing_blocks(sequence) for sequence in amid)
         room = min(self.max_num_seqs - len(self.running), self.max_prefill_seqs - len(amid))
         while self.waiting and room > 0:

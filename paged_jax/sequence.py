@@ -70,6 +70,11 @@ class Sequence:
         return len(self.token_ids) - self.table.num_tokens
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether more than a new token is left to compute, or the prompt's last one."""
+        return self.num_uncomputed > 1 or self.table.num_tokens < len(self.request.prompt_token_ids)
+
+    @property
     def is_finished(self) -> bool:
         """Whether it will get no more tokens."""
         return self.finish_reason is not None

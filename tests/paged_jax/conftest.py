@@ -1,0 +1,52 @@
+"""Small models and engines over them, loaded once: compiling their programs is what the tests wait for."""
+
+import pytest
+from support.checkpoints import random_tensors, tiny_config, write_glassllm, write_hf
+
+from paged_jax import LLM
+
+TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+
+
+def load(path, **options):
+    """An LLM with few program shapes: one prefill, and one row or four."""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4, "use_tqdm": False} | options
+    return LLM(path, **options)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory):
+    """One random layer with a context of 64, a BOS and a chat template."""
+    path = tmp_path_factory.mktemp("tiny")
+    config = tiny_config(**TINY)
+    write_hf(path, config, random_tensors(config, seed=5))
+    return path
+
+
+@pytest.fixture(scope="session")
+def glass_path(tmp_path_factory):
+    """glassllm: trained, four layers, a context of 128, no BOS and no chat template."""
+    path = tmp_path_factory.mktemp("glass")
+    write_glassllm(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path):
+    """Leave it as you found it."""
+    with load(tiny_path) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def glass(glass_path):
+    """Leave it as you found it."""
+    with load(glass_path, block_size=16) as llm:
+        yield llm
