@@ -15,7 +15,7 @@ from paged_jax.capacity import blocks_for_tokens
 from paged_jax.kv_cache import Cache
 from paged_jax.sampler import sample
 from paged_jax.scheduler import Schedule
-from pallas_kernels import Metadata
+from pallas_kernels import Metadata, copy_blocks
 
 
 class Decoder(Protocol):
@@ -79,6 +79,7 @@ class ModelRunner:
         self._cache: Cache = ()
         self._num_slots = 0
         self._step = jax.jit(self._run, static_argnames=("shape", "variant"), donate_argnames=("cache",))
+        self._copy = jax.jit(_copy_blocks, donate_argnames=("cache",))
 
     @property
     def weight_bytes(self) -> int:
@@ -103,6 +104,7 @@ class ModelRunner:
         """
         batch = pack(schedule, self.buckets.shape(schedule), num_slots=self._num_slots)
         try:
+            self._copy_first(schedule.copies)
             tokens = self._launch(batch)
             return np.asarray(tokens)[: len(schedule.entries)].tolist()
         except BaseException:
@@ -125,6 +127,18 @@ class ModelRunner:
             leaf.delete()
         self._leaves, self._cache = [], ()
 
+    def _copy_first(self, copies: list[tuple[int, int]]) -> None:
+        """Copy-on-write: all of a step's copies in one call, before anything of the step is written."""
+        if not copies:
+            return
+        num_blocks = self._cache[0].k.shape[0]
+        size = 1 << (len(copies) - 1).bit_length()
+        # Padding pairs copy the null block to places past the pool's end, each its own: nowhere.
+        pairs = np.zeros((2, size), np.int32)
+        pairs[1] = num_blocks + np.arange(size)
+        pairs[:, : len(copies)] = np.array(copies, np.int32).T
+        self._cache = self._copy(self._cache, jnp.asarray(pairs))
+
     def _launch(self, batch: Batch) -> Array:
         packed = jnp.asarray(batch.packed)
         tokens, self._cache = self._step(
@@ -140,6 +154,10 @@ class ModelRunner:
         tokens, metadata, last, sampling = unpack(packed, shape)
         hidden, cache = decoder(tokens, cache, metadata)
         return sample(decoder.logits(hidden[last]), sampling, variant), cache
+
+
+def _copy_blocks(cache: Cache, pairs: Array) -> Cache:
+    return tuple(copy_blocks(pool, pairs[0], pairs[1]) for pool in cache)
 
 
 def _unless_lost(pool: Array) -> Array:

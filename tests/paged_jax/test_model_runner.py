@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from paged_jax import SamplingParams
 from paged_jax.batch import pack
+from paged_jax.block_table import BlockTable
 from paged_jax.model_runner import Buckets
 from paged_jax.scheduler import Schedule, ScheduledSequence
+from paged_jax.sequence import Sequence
 
 from .conftest import load
 
@@ -137,6 +139,42 @@ def test_an_answer_does_not_depend_on_what_the_pool_held_before(tiny):
     runner.allocate(jax.tree.map(lambda pool: jnp.full(pool.shape, jnp.nan, pool.dtype), kept))
     assert answers(tiny) == expected
     runner.allocate(jax.tree.map(lambda pool: jnp.zeros(pool.shape, pool.dtype), kept))
+
+
+def test_forks_part_ways_through_the_copies_of_their_step(glass):
+    """Siblings over one partly filled block: all but the last get a copy before any of them writes."""
+    engine = glass.engine
+    allocator, scheduler = engine.allocator, engine.scheduler
+    # What an earlier owner left in the blocks must not pass for a copy.
+    engine.runner.allocate(jax.tree.map(lambda pool: jnp.full_like(pool, 30.0), engine.runner.cache))
+    prompt = {"prompt_token_ids": list(range(20, 41))}  # 21 tokens: the second block of 16 is shared in part
+    request = engine.make_request("parent", prompt, SamplingParams(temperature=0, max_tokens=9))
+    tables = [BlockTable(allocator, "parent")]
+    tables[0].append(20)
+    tables += [tables[0].fork(f"child {row}") for row in range(3)]
+    family = [Sequence(request, row, table) for row, table in enumerate(tables)]
+    prefill = ScheduledSequence(
+        family[0], 0, 20, [block * 16 + i for block in tables[0].blocks for i in range(16)][:20]
+    )
+    engine.runner.execute(Schedule("prefill", [prefill]))
+    for row, sequence in enumerate(family):
+        sequence.token_ids[-1] = 50 + row  # each goes on with a token of its own
+    forked = [list(sequence.token_ids) for sequence in family]
+    scheduler.running.extend(family)
+
+    copies = []
+    for _ in range(9):
+        schedule = scheduler.schedule()
+        copies.append(len(schedule.copies))
+        scheduler.update(schedule, engine.runner.execute(schedule))
+    assert copies == [3, 0, 0, 0, 0, 0, 0, 0, 0]
+    alone = glass.generate(
+        [{"prompt_token_ids": tokens} for tokens in forked],
+        SamplingParams(temperature=0, max_tokens=9),
+        use_tqdm=False,
+    )
+    assert [sequence.output_token_ids for sequence in family] == [list(o.outputs[0].token_ids) for o in alone]
+    allocator.check([])
 
 
 def test_the_largest_programs_temporaries_do_not_hold_the_pools_size(tiny_path):
