@@ -21,9 +21,9 @@ PROMPTS = [
     " of debate, members agreed to fund the building, which will stand beside the park and open in two years."
     " Residents had asked for longer opening hours and a room for children, and both are part of the plan.",
     "Give me three tips for sleeping better.",
-    "Write a short thank-you note to a teacher.",
+    "What are the benefits of walking every day?",
     "What is photosynthesis?",
-    "Describe the sea in two sentences.",
+    "Rewrite in simple words: The precipitation is anticipated to commence in the late afternoon.",
 ]
 MAX_TOKENS = 96
 
