@@ -3,6 +3,8 @@
 Every pool starts full of NaN: whatever reads a slot that no token was written to shows.
 """
 
+from functools import cache
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from support.checkpoints import random_tensors, tiny_config, tiny_vocab
 from support.golden_cases import LINEAR, LLAMA3, MISTRAL, QWEN2, TIED, heads
 from support.paged_decoder import PagedDecoder, decoder_of
+from support.paged_decoder import full_logits as full
 
 VOCAB = len(tiny_vocab())
 KINDS = {
@@ -33,13 +36,10 @@ def sequence(length, seed=0):
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
+@cache
 def make(kind="gqa", dtype=jnp.float32):
     config = tiny_config(**KINDS[kind])
     return decoder_of(config, random_tensors(config), dtype)
-
-
-def full(decoder, tokens):
-    return np.asarray(decoder.full_logits(jnp.asarray([tokens]))[0])
 
 
 def assert_close(got, want, tolerance=TOLERANCE):
@@ -156,7 +156,7 @@ def test_a_window_hides_what_lies_behind_it():
 
 @pytest.mark.parametrize("pool", [jnp.float32, jnp.bfloat16])
 def test_bfloat16_weights_agree_within_their_rounding(pool):
-    """bfloat16 keeps 8 bits: 0.4 % a rounding, and some of them for each of two layers. 4 % of the largest."""
+    """bfloat16 keeps 8 bits: 0.4 % a rounding, some of them in each of two layers. 4 % of the largest."""
     exact, rounded, tokens = make(), make(dtype=jnp.bfloat16), sequence(45)
     paged = PagedDecoder(rounded, block_size=8, dtype=pool)
     got = steps(paged, tokens, prefill=33)
@@ -167,11 +167,11 @@ def test_bfloat16_weights_agree_within_their_rounding(pool):
 
 def test_shapes_and_dtypes():
     decoder = make(dtype=jnp.bfloat16)
-    logits = decoder.full_logits(jnp.zeros((2, 5), jnp.int32))
+    logits = jax.eval_shape(decoder.full_logits, jnp.zeros((2, 5), jnp.int32))
     chex.assert_shape(logits, (2, 5, VOCAB))
     chex.assert_type(logits, jnp.float32)
-    chex.assert_shape(decoder.embed(jnp.zeros((2, 3), jnp.int32)), (2, 3, 64))
-    chex.assert_shape(decoder.logits(jnp.zeros((7, 64), jnp.bfloat16)), (7, VOCAB))
+    chex.assert_shape(jax.eval_shape(decoder.embed, jnp.zeros((2, 3), jnp.int32)), (2, 3, 64))
+    chex.assert_shape(jax.eval_shape(decoder.logits, jnp.zeros((7, 64), jnp.bfloat16)), (7, VOCAB))
 
 
 def test_tied_embeddings_are_the_head_and_untied_ones_are_not():

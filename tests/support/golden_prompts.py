@@ -6,26 +6,27 @@
 
 LETTER = """Dear Ms Holloway,
 
-Thank you for the three boxes of seed potatoes, which came on Thursday in good order apart from a few that \
-had begun to sprout on the way. We planted the early ones along the south wall on the same evening, because \
-the forecast spoke of a dry week, and kept the others in the shed until the lower field has drained. The old \
-fence by the stream did not survive the winter. My brother wants to replace it with a hedge of hawthorn, and \
-I would rather have a proper wall, so we shall probably end up with neither before the autumn. The school has \
-asked again whether the children may come and help with the harvest, as they did last year. I said that they \
-may, provided that somebody counts the baskets this time. Please let me know when you intend to visit us, \
-and whether you would like to stay in the house or in the cottage behind the orchard.
+Thank you for the three boxes of seed potatoes, which came on Thursday in good order apart from a few \
+that had begun to sprout on the way. We planted the early ones along the south wall on the same evening, \
+because the forecast spoke of a dry week, and kept the others in the shed until the lower field has \
+drained. The old fence by the stream did not survive the winter. My brother wants to replace it with a \
+hedge of hawthorn, and I would rather have a proper wall, so we shall probably end up with neither before \
+the autumn. The school has asked again whether the children may come and help with the harvest, as they \
+did last year. I said that they may, provided that somebody counts the baskets this time. Please let me \
+know when you intend to visit us, and whether you would like to stay in the house or in the cottage \
+behind the orchard.
 
 With kind regards,"""
 
 REPORT = """Summary of the inspection
 
 The bridge was inspected on foot and by boat. The deck is sound, and the railing on the upstream side was \
-painted recently. Two of the five piers show cracks at the water line, the longest of them about as long as a \
-hand. The cracks are older than the last inspection, but they have not been measured before, so nobody can \
-say whether they grow. The bearings on the eastern bank are dry and should be greased before the frost. Some \
-gravel has been washed away from the foot of the second pier; divers should look at it in the spring, when \
-the water is low. The drains are blocked by leaves. None of this calls for closing the bridge, but heavy \
-lorries should use the other road until the piers have been examined.
+painted recently. Two of the five piers show cracks at the water line, the longest of them about as long \
+as a hand. The cracks are older than the last inspection, but they have not been measured before, so \
+nobody can say whether they grow. The bearings on the eastern bank are dry and should be greased before \
+the frost. Some gravel has been washed away from the foot of the second pier; divers should look at it in \
+the spring, when the water is low. The drains are blocked by leaves. None of this calls for closing the \
+bridge, but heavy lorries should use the other road until the piers have been examined.
 
 Recommendations
 

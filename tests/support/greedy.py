@@ -21,7 +21,7 @@ class Tie(UserWarning):
 
 
 def row(steps: list[np.ndarray], ids: list[int], keep: tuple[int, ...] = (0,)) -> dict:
-    """A row of the chosen ids and the logits [vocab_size] that each was chosen from; keeps those of `keep`."""
+    """A row of the chosen ids and the logits [vocab_size] each was chosen from; keeps those of `keep`."""
     gaps, close, logits = [], {}, []
     for step, values in enumerate(steps):
         best, second = np.argsort(-values, kind="stable")[:2]
@@ -81,3 +81,19 @@ def assert_close_logits(expected: dict, values: np.ndarray) -> None:
     assert abs(np.abs(values).max() - scale) <= RELATIVE * scale
     got = np.asarray(values)[expected["ids"]]
     np.testing.assert_allclose(got, expected["values"], rtol=0, atol=RELATIVE * scale)
+
+
+def assert_same_rows(expected: list[dict], rows: list[dict], name: str) -> None:
+    """Two runs of the reference agree: the same prompts, ids but for ties, logits and gaps."""
+    assert [row["prompt_ids"] for row in expected] == [row["prompt_ids"] for row in rows]
+    assert_same_answers(expected, [row["ids"] for row in rows], name)
+    for want, got in zip(expected, rows, strict=True):
+        same = [a == b for a, b in zip(want["ids"], got["ids"], strict=False)]
+        parted = same.index(False) if False in same else len(same)
+        # The five best are in order of their values, so that it does not matter which of a tie comes first.
+        first, now = want["logits"][0], got["logits"][0]
+        off = RELATIVE * first["scale"]
+        np.testing.assert_allclose(now["values"], first["values"], rtol=0, atol=off, err_msg=name)
+        np.testing.assert_allclose(
+            got["gaps"][:parted], want["gaps"][:parted], rtol=1e-3, atol=2 * off, err_msg=name
+        )

@@ -1,5 +1,6 @@
 """A decoder with a paged cache of its own, driven sequence by sequence: the smallest engine there can be."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from models.tensors import LazyTensors
 from models.weights import decoder_leaves
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable
+from paged_jax.compilation_cache import enable_compilation_cache
 from pallas_kernels import DecodeMetadata, KVPool, PrefillMetadata
 
 
@@ -23,6 +25,41 @@ def decoder_of(config: dict, tensors: dict[str, np.ndarray], dtype=jnp.float32):
     lazy = LazyTensors(shapes, tensors.__getitem__, "tensors of a test")
     checkpoint = Checkpoint(Path(), DecoderConfig.from_hf(config), None, None, lazy)
     return build_decoder(checkpoint.config, decoder_leaves(checkpoint, dtype), dtype=dtype)
+
+
+def split(decoder):
+    """(what is static of a decoder, its arrays), so that equal decoders share their programs."""
+    graphdef, state = nnx.split(decoder)
+    leaves, structure = jax.tree.flatten(state)
+    return (graphdef, structure), leaves
+
+
+UNOPTIMISED = {"xla_backend_optimization_level": 0}  # compiles in under half the time
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3, compiler_options=UNOPTIMISED)
+def _step(static, on_trace, leaves, cache, tokens, metadata):
+    on_trace()
+    graphdef, structure = static
+    decoder = nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
+    hidden, cache = decoder(tokens, cache, metadata)
+    return decoder.logits(hidden), cache
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=UNOPTIMISED)
+def _full_logits(static, leaves, tokens):
+    graphdef, structure = static
+    return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)).full_logits(tokens)
+
+
+def full_logits(decoder, tokens: list[int], length: int = 64) -> np.ndarray:
+    """Logits [len(tokens), vocab_size] of a whole sequence, padded at its end so that one program serves."""
+    padded = jnp.asarray([tokens + [0] * (length - len(tokens))])
+    return np.asarray(_full_logits(*split(decoder), padded)[0, : len(tokens)])
+
+
+def _untraced():
+    pass
 
 
 class PagedDecoder:
@@ -42,29 +79,22 @@ class PagedDecoder:
         num_tokens=64,
         dtype=jnp.float32,
         poison=np.nan,
-        on_trace=lambda: None,
+        on_trace=_untraced,
     ):
+        enable_compilation_cache()
         config = decoder.config
         self.max_blocks = -(-max_len // block_size)
         num_blocks = 1 + num_rows * self.max_blocks
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        pools = [[jnp.full(shape, poison, dtype) for _ in "kv"] for _ in range(config.num_layers)]
+        full = np.full(shape, poison, np.float32)
+        pools = [[jnp.array(full, dtype) for _ in "kv"] for _ in range(config.num_layers)]
         self.cache = tuple(KVPool(k, v) for k, v in pools)
         self.allocator = BlockAllocator(num_blocks, block_size)
         blocks = self.allocator.allocate(num_blocks - 1, owner="shuffle")
         self.allocator.free(np.random.default_rng(0).permutation(blocks).tolist(), owner="shuffle")
         self.tables, self.num_rows, self.num_tokens = {}, num_rows, num_tokens
-        graphdef, state = nnx.split(decoder)
-        leaves, structure = jax.tree.flatten(state)
-
-        def step(leaves, cache, tokens, metadata):
-            on_trace()
-            module = nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
-            hidden, cache = module(tokens, cache, metadata)
-            return module.logits(hidden), cache
-
-        compiled = jax.jit(step, donate_argnums=1)
-        self._step = lambda *args: compiled(leaves, *args)
+        static, leaves = split(decoder)
+        self._step = partial(_step, static, on_trace, leaves)
 
     def prefill(self, chunks: dict[object, list[int]]) -> dict[object, np.ndarray]:
         """Appends tokens to each sequence; logits [len(chunk), vocab_size] of each."""

@@ -3,6 +3,7 @@
 torch and transformers are imported when a function needs them, so that the module can be imported without.
 """
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,7 @@ from tokenizers import pre_tokenizers
 
 from support import greedy
 from support.checkpoints import demo_gguf
-from support.golden_cases import (
-    DEMO_TOKENS,
-    GLASSLLM_TOKENS,
-    RANDOM_TOKENS,
-    random_prompts,
-)
+from support.golden_cases import DEMO_TOKENS, GLASSLLM_TOKENS, RANDOM_TOKENS, random_prompts
 from support.golden_prompts import DEMO, GLASSLLM
 
 NEEDED = (
@@ -25,12 +21,16 @@ NEEDED = (
 
 
 def modules():
-    """(torch, transformers), with the threads that the machine has."""
+    """(torch, transformers), quiet and on one thread.
+
+    Two threads that wait for each other on a machine with other work took five times as long as one.
+    """
     try:
         import torch
         import transformers
     except ImportError as error:
         raise RuntimeError(f"{NEEDED}; {error}") from error
+    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch, transformers
@@ -66,20 +66,41 @@ def demo_tokenizer():
     return tokenizer
 
 
+def cache_argument(model) -> str:
+    """What the model's forward calls its cache: transformers is renaming it."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def answer(model, prompt_ids, max_tokens, *, eos_ids=(), use_cache, keep=(0,)) -> dict:
     """The row of a greedy answer. Without use_cache each step computes the whole sequence anew."""
-    torch, _ = modules()
-    ids, steps, cache = [], [], None
+    torch, transformers = modules()
+    ids, steps = [], []
+    cache = transformers.DynamicCache(config=model.config) if use_cache else None
+    options = {"use_cache": use_cache} | ({cache_argument(model): cache} if use_cache else {})
     with torch.inference_mode():
         new = list(prompt_ids)
         while len(ids) < max_tokens and not (ids and ids[-1] in eos_ids):
             tokens = new if use_cache else [*prompt_ids, *ids]
-            out = model(torch.tensor([tokens]), past_key_values=cache, use_cache=use_cache)
-            cache = out.past_key_values
+            out = model(torch.tensor([tokens]), **options)
             steps.append(out.logits[0, -1].numpy().astype(np.float32))
             ids.append(int(steps[-1].argmax()))
             new = ids[-1:]
     return {"prompt_ids": list(prompt_ids)} | greedy.row(steps, ids, keep)
+
+
+def confirm(model, row, max_tokens, eos_ids) -> dict:
+    """The row as this model gives it now, at the price of one call.
+
+    The whole of a row is read at once, and each of its ids is compared with the best one after the ids before
+    it. Where all are the best, they are the greedy answer: the first one is, so the second one is, and on.
+    """
+    torch, _ = modules()
+    ids = row["ids"]
+    assert len(ids) == max_tokens or ids[-1] in eos_ids, "the answer neither ends nor is of full length"
+    with torch.inference_mode():
+        tokens = torch.tensor([[*row["prompt_ids"], *ids[:-1]]])
+        logits = model(tokens, use_cache=False, logits_to_keep=len(ids)).logits[0].numpy()
+    return {"prompt_ids": row["prompt_ids"]} | greedy.row([*logits], logits.argmax(-1).tolist())
 
 
 def random_rows(model, name: str) -> list[dict]:

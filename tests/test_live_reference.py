@@ -1,0 +1,100 @@
+"""The comparison with transformers itself, in this process: scripts/test --all runs it.
+
+Three answers must be one: what the golden files say, what transformers gives now, and what LLM gives.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from support import reference
+from support.checkpoints import (
+    demo_gguf,
+    glassllm_tokenizer,
+    random_tensors,
+    tiny_tokenizer,
+    write_glassllm,
+    write_hf,
+)
+from support.golden_cases import (
+    DEMO_TOKENS,
+    GLASSLLM_TOKENS,
+    GOLDENS,
+    RANDOM,
+    RANDOM_TOKENS,
+    golden,
+    random_config,
+    random_seed,
+)
+from support.golden_prompts import DEMO, GLASSLLM
+from support.greedy import assert_same_answers, assert_same_rows
+
+from paged_jax import LLM, SamplingParams
+
+pytestmark = pytest.mark.reference
+
+
+def answers(llm, prompts, max_tokens, **params):
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens, **params))
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_models_saved_by_transformers(name, tmp_path):
+    """Weights in one file for every other model, in shards for the rest, as save_pretrained writes them."""
+    config = random_config(name)
+    write_hf(tmp_path / "ours", config, random_tensors(config, random_seed(name)))
+    model = reference.load_model(tmp_path / "ours")
+    saved = tmp_path / "saved"
+    sharded = list(RANDOM).index(name) % 2 == 1
+    model.save_pretrained(saved, max_shard_size="100KB" if sharded else "1GB")
+    tiny_tokenizer().save(str(saved / "tokenizer.json"))
+    assert (len(list(saved.glob("*.safetensors"))) > 1) == sharded
+
+    rows = reference.random_rows(model, name)
+    assert_same_rows(golden("random")["rows"][name], rows, name)
+    with LLM(saved, max_model_len=72, num_blocks=20, max_num_seqs=3, max_num_batched_tokens=64) as llm:
+        prompts = [{"prompt_token_ids": row["prompt_ids"]} for row in rows]
+        assert_same_answers(rows, answers(llm, prompts, RANDOM_TOKENS, ignore_eos=True), name)
+
+
+def test_a_small_trained_model(tmp_path):
+    write_glassllm(tmp_path)
+    rows = reference.glassllm_rows(reference.load_model(tmp_path), glassllm_tokenizer())
+    assert_same_rows(golden("glassllm")["rows"], rows, "glassllm")
+    with LLM(tmp_path, num_blocks=100, max_num_seqs=8, max_num_batched_tokens=128) as llm:
+        assert_same_answers(rows, answers(llm, GLASSLLM, GLASSLLM_TOKENS), "glassllm")
+
+
+def test_the_demo_model():
+    expected = golden("demo")["rows"]
+    assert len(expected) >= 50
+    tokenizer = reference.demo_tokenizer()
+    assert [row["prompt_ids"] for row in expected] == [reference.demo_prompt_ids(tokenizer, p) for p in DEMO]
+    model = reference.load_demo_model()
+    rows = [reference.confirm(model, row, DEMO_TOKENS, (2,)) for row in expected]
+    assert_same_rows(expected, rows, "demo")
+    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512) as llm:
+        prompts = [p if isinstance(p, str) else llm.chat_prompt(p) for p in DEMO]
+        assert_same_answers(rows, answers(llm, prompts, DEMO_TOKENS), "demo")
+
+
+def test_the_tokenization_goldens():
+    """Token ids of texts of many scripts, and chats through the model's own template."""
+    tokenizer = reference.demo_tokenizer()
+    data = json.loads(Path(GOLDENS / "tokenization.json").read_text(encoding="utf-8"))
+    compared = 0
+    for case in data["cases"]:
+        ids = tokenizer.encode(case["text"] * case["times"], add_special_tokens=False)
+        if "ids" in case["smollm2"]:
+            compared += 1
+            assert ids == case["smollm2"]["ids"], case["text"]
+        else:
+            assert len(ids) == case["smollm2"]["num_ids"], case["text"]
+    assert compared > 40
+    for chat in data["chats"]:
+        text = tokenizer.apply_chat_template(
+            chat["messages"], tokenize=False, add_generation_prompt=chat["add_generation_prompt"]
+        )
+        assert text == chat["text"]
+        assert tokenizer.encode(text) == chat["ids"]
