@@ -159,7 +159,7 @@ def random_prompts(batch: int, length: int = CONTEXT) -> list[list[int]]:
 
 def measure(sides: list[Side], quick: bool) -> dict[str, dict[str, float]]:
     """Milliseconds by workload and side."""
-    rounds, steps = (2, 4) if quick else (5, 6)
+    rounds, steps = (2, 4) if quick else (4, 5)
     results = {}
     for batch in QUICK_BATCHES if quick else BATCHES:
         prompts = random_prompts(batch)
