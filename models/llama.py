@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from pallas_kernels import KVPool, Metadata, paged_attention
+from pallas_kernels import Implementation, KVPool, Metadata, paged_attention
 
 from .config import DecoderConfig
 from .layers import DecoderLayer, Linear, RMSNorm, project
@@ -39,10 +39,21 @@ class Embedding(nnx.Module):
 
 
 class LlamaDecoder(nnx.Module):
-    """A decoder-only transformer. Parameters are random until weights are loaded into them."""
+    """A decoder-only transformer. Parameters are random until weights are loaded into them.
 
-    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    implementation: of the paged attention, see pallas_kernels.dispatch.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        implementation: Implementation = "auto",
+    ) -> None:
         self.config = config
+        self.implementation = implementation
         self.embed = Embedding(config, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [DecoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)]
@@ -64,7 +75,13 @@ class LlamaDecoder(nnx.Module):
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
             out, pools[layer] = paged_attention(
-                q, k, v, pools[layer], metadata, sliding_window=self.config.layer_windows[layer]
+                q,
+                k,
+                v,
+                pools[layer],
+                metadata,
+                sliding_window=self.config.layer_windows[layer],
+                implementation=self.implementation,
             )
             return out
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pallas_kernels import Implementation
+
 from .config import DecoderConfig
 from .errors import UnsupportedModel, WeightsError
 from .llama import LlamaDecoder
@@ -32,16 +34,22 @@ def decoder_class(architecture: str) -> type[LlamaDecoder]:
 
 
 def build_decoder(
-    config: DecoderConfig, leaves: Iterable[tuple[str, np.ndarray]], *, dtype: jnp.dtype
+    config: DecoderConfig,
+    leaves: Iterable[tuple[str, np.ndarray]],
+    *,
+    dtype: jnp.dtype,
+    implementation: Implementation = "auto",
 ) -> LlamaDecoder:
     """A decoder that holds the given parameters, on JAX's default device.
 
     leaves: (flat name such as "layers.0.mlp.down.weight", array), each parameter exactly once, in the
     dtype it shall have. Each is moved to the device as it comes, so that no second copy of the whole model
-    exists. WeightsError names what is missing, unknown or mis-shaped.
+    exists. implementation: of the paged attention. WeightsError names what is missing, unknown or mis-shaped.
     """
     build = decoder_class(config.architecture)
-    abstract = nnx.eval_shape(lambda: build(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(
+        lambda: build(config, dtype=dtype, rngs=nnx.Rngs(0), implementation=implementation)
+    )
     graphdef, state = nnx.split(abstract)
     expected = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     for name, array in leaves:

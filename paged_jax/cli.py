@@ -36,6 +36,7 @@ BlockSize = Annotated[int, typer.Option(help="Tokens a block.")]
 NumBlocks = Annotated[int | None, typer.Option(help="Blocks of the pool, the null block included.")]
 KvCacheGib = Annotated[float | None, typer.Option(help="Size of the pool in GiB, instead of --num-blocks.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Sequences that run at once.")]
+Implementation = Annotated[str, typer.Option(help="Of the paged attention: auto, triton or xla.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default: as documented.")]
 Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0: all.")]
@@ -62,6 +63,7 @@ def generate(
     block_size: BlockSize = 16,
     num_blocks: NumBlocks = None,
     kv_cache_gib: KvCacheGib = None,
+    implementation: Implementation = "auto",
     max_num_seqs: MaxNumSeqs = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
@@ -79,6 +81,7 @@ def generate(
         block_size=block_size,
         num_blocks=num_blocks,
         kv_cache_gib=kv_cache_gib,
+        implementation=implementation,
         max_num_seqs=max_num_seqs,
     )
     # The model's own recommendation, changed only where an option was given.
@@ -116,6 +119,7 @@ def chat(
     block_size: BlockSize = 16,
     num_blocks: NumBlocks = None,
     kv_cache_gib: KvCacheGib = None,
+    implementation: Implementation = "auto",
 ) -> None:
     """Talk with a model; answers appear as they are generated. /clear forgets, /exit or Ctrl-D leaves."""
     given = _given(max_tokens, temperature, top_k, top_p, seed)
@@ -126,6 +130,7 @@ def chat(
         block_size=block_size,
         num_blocks=num_blocks,
         kv_cache_gib=kv_cache_gib,
+        implementation=implementation,
         max_num_seqs=1,
     )
     # The model's own recommendation, changed only where an option was given.

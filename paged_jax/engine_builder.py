@@ -51,7 +51,10 @@ def build_engine(
     enable_compilation_cache()
     with track_weights(show_progress) as progress:
         loaded = load_model(
-            model, dtype=lambda stated: weights_dtype(options.dtype, stated), progress=progress
+            model,
+            dtype=lambda stated: weights_dtype(options.dtype, stated),
+            implementation=options.implementation,
+            progress=progress,
         )
     config = loaded.config
     max_model_len = _max_model_len(options, config.max_position_embeddings)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Literal
 
 from paged_jax.audit import AuditLog
 from paged_jax.errors import InvalidArgument
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+IMPLEMENTATIONS = ("auto", "triton", "xla")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class EngineOptions:
     kv_cache_gib: float | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    implementation: Literal["auto", "triton", "xla"] = "auto"
     kv_audit: AuditLog | None = None
     seed: int | None = None
 
@@ -32,6 +35,9 @@ class EngineOptions:
         """Check each option by itself; what depends on the model is checked when it is loaded."""
         if self.dtype not in DTYPES:
             raise InvalidArgument.of("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        if self.implementation not in IMPLEMENTATIONS:
+            expected = f"one of {', '.join(IMPLEMENTATIONS)}"
+            raise InvalidArgument.of("implementation", self.implementation, expected)
         self._integer("block_size", 1, "16 and 32 suit chat.")
         self._integer("max_num_seqs", 1)
         self._integer("max_num_batched_tokens", 1)

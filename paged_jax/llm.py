@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from paged_jax.audit import AuditLog
 from paged_jax.capacity import format_bytes
@@ -37,6 +37,9 @@ class LLM:
     size instead, in GiB; neither: 80 % of the device memory left over, on a CPU 1 GiB or a quarter of the
     free RAM.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: prompt tokens of a step at most.
+    implementation: of the paged attention. "auto": the Triton kernels on an NVIDIA GPU where they support
+    the model's shapes, else XLA; "triton": those kernels or an error (interpreted, slowly, off a GPU);
+    "xla": never them.
     kv_audit: a log that gets a record of all that happens to each block.
     seed: makes the choices of unseeded requests repeatable from one LLM to the next.
 
@@ -54,6 +57,7 @@ class LLM:
         kv_cache_gib: float | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        implementation: Literal["auto", "triton", "xla"] = "auto",
         kv_audit: AuditLog | None = None,
         seed: int | None = None,
         use_tqdm: bool = True,
@@ -66,6 +70,7 @@ class LLM:
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            implementation=implementation,
             kv_audit=kv_audit,
             seed=seed,
         )

@@ -23,6 +23,7 @@ from paged_jax import errors
 
 if TYPE_CHECKING:
     from models.loading import LoadedModel
+    from pallas_kernels import Implementation
 
 _ALIAS = "paged_jax_models"
 
@@ -46,11 +47,13 @@ def load_model(
     model: str | os.PathLike[str],
     *,
     dtype: Callable[[str], jnp.dtype],
+    implementation: Implementation = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """models.loading.load_model; raises errors of ours."""
     with our_errors():
-        return models_module("loading").load_model(model, dtype=dtype, progress=progress)
+        loading = models_module("loading")
+        return loading.load_model(model, dtype=dtype, implementation=implementation, progress=progress)
 
 
 @contextmanager

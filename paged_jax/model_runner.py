@@ -15,7 +15,7 @@ from paged_jax.capacity import blocks_for_tokens
 from paged_jax.kv_cache import Cache
 from paged_jax.sampler import sample
 from paged_jax.scheduler import Schedule
-from pallas_kernels import Metadata, copy_blocks
+from pallas_kernels import Metadata, copy_blocks_of_layers
 
 
 class Decoder(Protocol):
@@ -111,12 +111,15 @@ class ModelRunner:
             self._cache = jax.tree.map(_unless_lost, self._cache)
             raise
 
+    def trace(self, cache: Cache, shape: BatchShape, variant: Variant) -> jax.stages.Traced:
+        """The program that a step of this shape runs over such a cache; weights and cache may be abstract."""
+        packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
+        return self._step.trace(self._leaves, cache, packed, shape=shape, variant=variant)
+
     def largest_temporaries(self, cache: Cache) -> int:
         """Bytes that the largest program needs beside weights, cache and packed array."""
-        shape = self.buckets.largest_prefill
-        packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-        lowered = self._step.lower(self._leaves, cache, packed, shape=shape, variant="filtered")
-        analysis = lowered.compile().memory_analysis()
+        program = self.trace(cache, self.buckets.largest_prefill, "filtered").lower().compile()
+        analysis = program.memory_analysis()
         if analysis is None:
             return 0
         return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -157,7 +160,7 @@ class ModelRunner:
 
 
 def _copy_blocks(cache: Cache, pairs: Array) -> Cache:
-    return tuple(copy_blocks(pool, pairs[0], pairs[1]) for pool in cache)
+    return copy_blocks_of_layers(cache, pairs[0], pairs[1])
 
 
 def _unless_lost(pool: Array) -> Array:

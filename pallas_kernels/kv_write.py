@@ -1,4 +1,10 @@
-"""Writes new tokens' keys and values into a layer's pool. Touches the named slots and nothing else."""
+"""Writes new tokens' keys and values into a layer's pool. Touches the named slots and nothing else.
+
+A scatter of XLA's on every device. Compiled for a GPU it needs no atomics and no temporary, and takes in what
+comes before it (the rotation, the cast, the split of the projection): two launches a layer, which wait for
+the projection alone. A kernel of ours wrote both arrays in one launch, but needed two to lay out its inputs:
+a Llama-3-8B layer took 14 launches with it and 13 without.
+"""
 
 import jax
 

@@ -12,6 +12,7 @@ import jax
 from jax import Array
 
 from pallas_kernels.decode_attention import paged_decode_attention
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.kv_write import write_kv
 from pallas_kernels.pool import KVPool
 from pallas_kernels.prefill_attention import paged_prefill_attention
@@ -61,6 +62,7 @@ def paged_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    implementation: Implementation = "auto",
 ) -> tuple[Array, KVPool]:
     """Write a layer's new keys and values into its pool, then attend through the block tables.
 
@@ -78,6 +80,7 @@ def paged_attention(
             scale=scale,
             soft_cap=soft_cap,
             sliding_window=sliding_window,
+            implementation=implementation,
         )
     else:
         out = paged_prefill_attention(
@@ -89,5 +92,6 @@ def paged_attention(
             scale=scale,
             soft_cap=soft_cap,
             sliding_window=sliding_window,
+            implementation=implementation,
         )
     return out, pool

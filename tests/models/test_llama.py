@@ -37,9 +37,9 @@ def sequence(length, seed=0):
 
 
 @cache
-def make(kind="gqa", dtype=jnp.float32):
+def make(kind="gqa", dtype=jnp.float32, implementation="auto"):
     config = tiny_config(**KINDS[kind])
-    return decoder_of(config, random_tensors(config), dtype)
+    return decoder_of(config, random_tensors(config), dtype, implementation)
 
 
 def assert_close(got, want, tolerance=TOLERANCE):

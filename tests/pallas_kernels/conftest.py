@@ -1,20 +1,9 @@
 """The implementations under test. A further one joins the whole suite by an entry in IMPLEMENTATIONS."""
 
-import jax
 import pytest
-from support.paged_cache import Ops
+from support.paged_cache import ops_of
 
-import pallas_kernels as pk
-
-STATIC = ("scale", "soft_cap", "sliding_window")
-IMPLEMENTATIONS = {
-    "xla": Ops(
-        jax.jit(pk.write_kv),
-        jax.jit(pk.copy_blocks),
-        jax.jit(pk.paged_decode_attention, static_argnames=STATIC),
-        jax.jit(pk.paged_prefill_attention, static_argnames=STATIC),
-    ),
-}
+IMPLEMENTATIONS = {name: ops_of(name) for name in ("xla", "triton")}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

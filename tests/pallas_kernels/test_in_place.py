@@ -9,8 +9,9 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from support.paged_cache import ops_of
 
-from pallas_kernels import KVPool
+from pallas_kernels import KVPool, copy_blocks_of_layers
 
 SHAPE = (1025, 3, 16, 64)
 NUM_SEQS, NUM_LAYERS = 4, 4
@@ -21,6 +22,12 @@ WRITABLE = [
     # Not bfloat16: XLA's CPU backend scatters none, it converts the pool to float32 and back, which is why
     # the engine keeps a float32 pool there.
 ]
+
+
+@pytest.fixture
+def ops():
+    """ "auto" on a CPU must leave XLA's program alone behind; an interpreted kernel is never in place."""
+    return ops_of("auto")
 
 
 MOVES = {"copy", "convert", "broadcast", "transpose", "select", "bitcast-convert"}
@@ -66,6 +73,11 @@ def test_write_kv(ops, dtype):
 @pytest.mark.parametrize("dtype", WRITABLE)
 def test_copy_blocks(ops, dtype):
     assert_in_place(ops.copy_blocks, pool(dtype), array((8,)), array((8,)))
+
+
+@pytest.mark.parametrize("dtype", WRITABLE)
+def test_copy_blocks_of_layers(dtype):
+    assert_in_place(copy_blocks_of_layers, (pool(dtype),) * NUM_LAYERS, array((8,)), array((8,)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

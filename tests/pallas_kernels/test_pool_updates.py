@@ -4,13 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import KVPool
+from pallas_kernels import KVPool, copy_blocks, copy_blocks_of_layers
 
 DTYPES = ["float32", "bfloat16"]
 
 
-def random_pool(dtype, num_blocks=7, heads=3, block_size=4, head_dim=8):
-    rng = np.random.default_rng(1)
+def random_pool(dtype, num_blocks=7, heads=3, block_size=4, head_dim=8, seed=1):
+    rng = np.random.default_rng(seed)
     k, v = rng.standard_normal((2, num_blocks, heads, block_size, head_dim))
     return KVPool(jnp.asarray(k, dtype).at[0].set(jnp.nan), jnp.asarray(v, dtype).at[0].set(jnp.inf))
 
@@ -65,3 +65,23 @@ def test_copy_ignores_padding_pairs(ops, dtype):
         want = np.array(before)
         want[1] = want[3]
         np.testing.assert_array_equal(bits(after), bits(want))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("implementation", ["xla", "triton"])
+@pytest.mark.parametrize("block_size", [4, 90])
+def test_layers_are_copied_as_each_by_itself(dtype, implementation, block_size):
+    pools = [random_pool(dtype, block_size=block_size, seed=layer) for layer in range(3)]
+    src = jnp.asarray([1, 2, 0, 2, 4, 0], jnp.int32)
+    dst = jnp.asarray([2, 1, 7, 3, 5, 12], jnp.int32)
+    copied = copy_blocks_of_layers(pools, src, dst, implementation=implementation)
+    for pool, after in zip(pools, copied, strict=True):
+        for want, got in zip(copy_blocks(pool, src, dst), after, strict=True):
+            np.testing.assert_array_equal(bits(got), bits(want))
+
+
+def test_layers_must_be_alike():
+    pools = [random_pool("float32"), random_pool("float32", num_blocks=8)]
+    pair = jnp.asarray([1], jnp.int32)
+    with pytest.raises(ValueError, match=r"one shape.*\[7, 3, 4, 8\] and float32\[8, 3, 4, 8\]"):
+        copy_blocks_of_layers(pools, pair, pair)

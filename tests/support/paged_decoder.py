@@ -19,12 +19,13 @@ from paged_jax.compilation_cache import enable_compilation_cache
 from pallas_kernels import DecodeMetadata, KVPool, PrefillMetadata
 
 
-def decoder_of(config: dict, tensors: dict[str, np.ndarray], dtype=jnp.float32):
+def decoder_of(config: dict, tensors: dict[str, np.ndarray], dtype=jnp.float32, implementation="auto"):
     """A decoder with the given tensors, through the same fusing as a checkpoint's."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     lazy = LazyTensors(shapes, tensors.__getitem__, "tensors of a test")
     checkpoint = Checkpoint(Path(), DecoderConfig.from_hf(config), None, None, lazy)
-    return build_decoder(checkpoint.config, decoder_leaves(checkpoint, dtype), dtype=dtype)
+    leaves = decoder_leaves(checkpoint, dtype)
+    return build_decoder(checkpoint.config, leaves, dtype=dtype, implementation=implementation)
 
 
 def split(decoder):
