@@ -18,6 +18,7 @@ from typing import Annotated
 import jax
 import typer
 from gpu_gate import gate, ptx
+from gpu_gate.addresses import address_cases
 from gpu_gate.faults import FAULTS
 from gpu_gate.kernel_cases import covering_set, few, whole_grid
 from gpu_gate.report import Report
@@ -51,7 +52,7 @@ def main(quick: Quick = False, full: Full = False, as_json: AsJson = False) -> N
         print(json.dumps({"jax": jax.__version__} | report.as_dict() | {"rooflines": roofs}))
     else:
         title = "Roofline: one layer's decode attention, 32/8 heads of 128, bfloat16"
-        table = Table("context", "num_seqs", "MB", "A100 us", "H200 us", title=title)
+        table = Table("context", "num_seqs", "bytes", "A100 us", "H200 us", title=title)
         for row in roofs:
             table.add_row(*(f"{value:,.10g}" for value in row.values()))
         console.print(table)
@@ -71,6 +72,8 @@ def run(report: Report, *, quick: bool, full: bool) -> None:
         for step in ("decode",) if quick and target is A100 else ("decode", "prefill", "copy"):
             gate.check_step(report, step, engine, target)
     gate.check_step(report, "decode, filtered", AbstractEngine.on(H200, num_layers=2), H200)
+    for target in (H200,) if quick else (H200, A100):
+        gate.check_addresses(report, address_cases(), target)
     for target in (H200, A100):
         if not (quick and target is A100):
             gate.check_updates(report, update_cases(), target)

@@ -10,6 +10,7 @@ import jax
 from roofline import DecodeShape, microseconds
 
 from gpu_gate import checks
+from gpu_gate.addresses import AddressCase
 from gpu_gate.compiling import Program, compile_for
 from gpu_gate.faults import Fault
 from gpu_gate.kernel_cases import KernelCase
@@ -81,6 +82,13 @@ def check_updates(report: Report, cases: Iterable[UpdateCase], target: Target) -
         if program:
             figures = {"launches": len(program.launches), "temporaries": program.temporaries}
         report.add(Result("KV writes and block copies", str(case), target.name, seconds, found, figures))
+
+
+def check_addresses(report: Report, cases: Iterable[AddressCase], target: Target) -> None:
+    """The products that make addresses of block ids."""
+    for case in cases:
+        _, found, seconds = guarded(lambda case=case: case.complaints(target))  # type: ignore[misc]
+        report.add(Result("addresses in large pools", str(case), target.name, seconds, found))
 
 
 def check_step(report: Report, name: str, engine: AbstractEngine, target: Target) -> None:

@@ -40,6 +40,7 @@ class KernelCase:
     head_dim: int
     block_size: int
     dtype: str
+    pool_tokens: int = POOL_TOKENS
 
     def __str__(self) -> str:
         shape = f"{self.num_heads}/{self.num_kv_heads} D{self.head_dim} B{self.block_size}"
@@ -59,7 +60,7 @@ class KernelCase:
     def trace(self, target: Target) -> jax.stages.Traced:
         """The operation as the decoder calls it, with the kernel insisted upon."""
         dtype = jnp.dtype(self.dtype)
-        shape = (POOL_TOKENS // self.block_size, self.num_kv_heads, self.block_size, self.head_dim)
+        shape = (self.pool_tokens // self.block_size, self.num_kv_heads, self.block_size, self.head_dim)
         pool = abstract_pool(shape, dtype)
         seqs = jax.ShapeDtypeStruct((self.num_seqs,), jnp.int32)
         tables = jax.ShapeDtypeStruct((self.num_seqs, CONTEXT // self.block_size), jnp.int32)

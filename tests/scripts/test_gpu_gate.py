@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from gpu_gate import checks, hlo, kernel_cases, ptx, targets, thunks
+from gpu_gate import addresses, checks, hlo, kernel_cases, ptx, targets, thunks
 from gpu_gate.compiling import Program
 from roofline import DecodeShape, PrefillShape, microseconds
 
@@ -187,6 +187,22 @@ def test_spills_and_extra_launches_are_found():
     p = program(resources={"paged_decode_attention": ptx.Resources(255, 160)})
     assert "spills 160" in checks.attention_kernel(p, low_precision=True, most_launches=1)[0]
     assert "launches" in checks.attention_kernel(program(), low_precision=True, most_launches=0)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("shl.b32 %r1, %r2, 14;", (1, 0)),
+        ("mul.lo.s32 %r1, %r2, 16384;", (1, 0)),
+        ("mul.wide.u32 %rd1, %r2, 16384;", (0, 1)),
+        ("mul.lo.s64 %rd1, %rd2, 16384;", (0, 1)),
+        ("shl.b64 %rd1, %rd2, 14;", (0, 1)),
+        ("shl.b32 %r1, %r2, 4;", (0, 0)),
+        ("mul.wide.u32 %rd1, %r2, 2;", (0, 0)),
+    ],
+)
+def test_the_width_of_a_product_is_read(line, counts):
+    assert addresses.products(f"  {line}\n", 16384) == counts
 
 
 def test_ptxas_report():
