@@ -50,7 +50,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
       WeightsError: its weights are missing, truncated or corrupt, as far as their headers tell.
       TokenizerError: its tokenizer is missing, not supported or broken.
     """
-    name = os.fspath(model)
+    name = os.path.expanduser(os.fspath(model))
     path = Path(name) if name and os.path.exists(name) else fetch_model(name)
     if path.is_file():
         return _open_gguf(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .errors import UnsupportedModel
@@ -42,14 +43,16 @@ class GenerationDefaults:
         fields = Fields(merged, source)
         bos = _ids(fields, "bos_token_id") or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
         pad = _ids(fields, "pad_token_id")
+        whole = "a whole number of 1 or more, or 0 or -1 for all tokens"
+        top_k = _number(fields, "top_k", whole, lambda x: x >= -1 and x == int(x))
         return cls(
             eos_ids=_unique([*_ids(fields, "eos_token_id"), *tokenizer.eos_ids]),
             bos_id=bos[0] if bos else None,
             pad_id=pad[0] if pad else None,
             do_sample=fields.flag("do_sample", False) if fields.has("do_sample") else None,
-            temperature=_at_least_0(fields, "temperature"),
-            top_k=None if (top_k := _at_least_0(fields, "top_k")) is None else int(top_k),
-            top_p=_at_least_0(fields, "top_p"),
+            temperature=_number(fields, "temperature", "a number of 0 or more", lambda x: x >= 0),
+            top_k=None if top_k is None else max(int(top_k), 0),
+            top_p=_number(fields, "top_p", "a number above 0, and 1 at most", lambda x: 0 < x <= 1),
         )
 
 
@@ -68,10 +71,15 @@ def _ids(fields: Fields, name: str) -> list[int]:
     return ids
 
 
-def _at_least_0(fields: Fields, name: str) -> float | None:
+def _number(fields: Fields, name: str, expected: str, ok: Callable[[float], bool]) -> float | None:
     value = fields.values.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise UnsupportedModel(f"{fields.source}: {name}={value!r}: expected a number of 0 or more.")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not ok(value)
+    ):
+        raise UnsupportedModel(f"{fields.source}: {name}={value!r}: expected {expected}.")
     return float(value)

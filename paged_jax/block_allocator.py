@@ -67,6 +67,8 @@ class BlockAllocator:
         if type(block_size) is not int or block_size < 1:
             hint = "It is the number of tokens in a block; 16 is usual."
             raise InvalidArgument.of("block_size", block_size, "an int of at least 1", hint)
+        if audit is not None and not callable(getattr(audit, "record", None)):
+            raise InvalidArgument.of("audit", audit, "None or an AuditLog")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.audit = audit

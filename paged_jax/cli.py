@@ -37,7 +37,10 @@ NumBlocks = Annotated[int | None, typer.Option(help="Blocks of the pool, the nul
 KvCacheGib = Annotated[float | None, typer.Option(help="Size of the pool in GiB, instead of --num-blocks.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Sequences that run at once.")]
 Implementation = Annotated[str, typer.Option(help="Of the paged attention: auto, triton or xla.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default: as documented.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens at most. Default: 16, in a chat up to the context's end."),
+]
 Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0: all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens that sum to this.")]
@@ -84,8 +87,7 @@ def generate(
         implementation=implementation,
         max_num_seqs=max_num_seqs,
     )
-    # The model's own recommendation, changed only where an option was given.
-    params = replace(llm.get_default_sampling_params(), **given)
+    params = _params(llm, given)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", UserWarning)
         if chat_template:
@@ -133,8 +135,7 @@ def chat(
         implementation=implementation,
         max_num_seqs=1,
     )
-    # The model's own recommendation, changed only where an option was given.
-    params = replace(llm.get_default_sampling_params(), **given)
+    params = _params(llm, given)
     beginning = [{"role": "system", "content": system}] if system else []
     if message is not None:
         _answer(llm, [*beginning, {"role": "user", "content": message}], params)
@@ -192,6 +193,17 @@ def _given(
     given = {name: value for name, value in options.items() if value is not None}
     SamplingParams(**given)
     return given
+
+
+def _params(llm: LLM, given: dict[str, Any]) -> SamplingParams:
+    """The model's own recommendation, changed only where an option was given.
+
+    An option that sampling alone needs turns sampling on, also where the model recommends none.
+    """
+    default = llm.get_default_sampling_params()
+    if default.is_greedy and given.keys() & {"top_k", "top_p", "seed"}:
+        default = replace(default, temperature=1.0)
+    return replace(default, **given)
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:

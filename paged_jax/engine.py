@@ -160,14 +160,14 @@ class Engine:
         completion = CompletionOutput(
             index=sequence.index,
             text=detokenizer.text,
-            token_ids=tuple(sequence.output_token_ids),
+            token_ids=sequence.output_token_ids,
             finish_reason=sequence.finish_reason,
         )
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
-            prompt_token_ids=tuple(request.prompt_token_ids),
-            outputs=(completion,),
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=[completion],
             finished=sequence.is_finished,
             metrics=request.metrics,
         )

@@ -21,7 +21,7 @@ from paged_jax.compilation_cache import enable_compilation_cache
 from paged_jax.engine import Engine
 from paged_jax.engine_options import EngineOptions
 from paged_jax.errors import InvalidArgument
-from paged_jax.kv_cache import allocate_cache, kv_bytes_by_default, kv_dtype
+from paged_jax.kv_cache import allocate_cache, check_memory_for, kv_bytes_by_default, kv_dtype
 from paged_jax.loader import load_model
 from paged_jax.model_runner import Buckets, ModelRunner
 from paged_jax.progress import track_weights
@@ -76,6 +76,7 @@ def build_engine(
     if options.max_model_len is None:
         max_model_len = min(max_model_len, max_tokens_of_pool(num_blocks, options.block_size))
     check_pool_holds(num_blocks, options.block_size, max_model_len)
+    check_memory_for(num_blocks * options.block_size * kv.bytes_per_token)
     allocator = BlockAllocator(num_blocks, options.block_size, audit=options.kv_audit)
     runner.allocate(
         allocate_cache(kv, num_blocks=num_blocks, block_size=options.block_size, dtype=cache_dtype)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from paged_jax.capacity import KVShape, default_kv_bytes
+from paged_jax.capacity import KVShape, default_kv_bytes, format_bytes
+from paged_jax.errors import InvalidArgument
 from pallas_kernels import KVPool
 
 Cache = tuple[KVPool, ...]
@@ -43,6 +44,18 @@ def kv_bytes_by_default(largest_temporaries: int) -> int:
         largest_temporaries=largest_temporaries,
         free_ram=free_ram(),
     )
+
+
+def check_memory_for(num_bytes: int) -> None:
+    """InvalidArgument where the device has less memory left than a pool of that size takes."""
+    stats = jax.devices()[0].memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    left = free_ram() if limit is None else limit - stats.get("bytes_in_use", 0)
+    if num_bytes > left:
+        raise InvalidArgument(
+            f"the pool would take {format_bytes(num_bytes)}, expected {format_bytes(left)} at most, which is"
+            " what the device has left: lower num_blocks or kv_cache_gib."
+        )
 
 
 def free_ram() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -43,6 +44,7 @@ class LLM:
     kv_audit: a log that gets a record of all that happens to each block.
     seed: makes the choices of unseeded requests repeatable from one LLM to the next.
 
+    Threads may share it: calls from several run one after the other. use_tqdm shows a bar while weights load.
     A context manager: leaving it, or `close()`, gives the memory back.
     """
 
@@ -80,6 +82,7 @@ class LLM:
         self.tokenizer = built.loaded.tokenizer
         self.generation_defaults = built.loaded.generation
         self._request_ids = itertools.count()
+        self._lock = threading.Lock()
 
     @property
     def max_model_len(self) -> int:
@@ -188,12 +191,13 @@ class LLM:
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             try:
                 request = self.engine.make_request(
-                    str(next(self._request_ids)), prompt, own, default_max_tokens=default_max_tokens
+                    f"llm-{next(self._request_ids)}", prompt, own, default_max_tokens=default_max_tokens
                 )
             except InvalidArgument as error:
                 raise type(error)(f"prompt {index}: {error}") from error
             requests.append(request)
-        outputs = self._finish_all(requests, use_tqdm)
+        with self._lock:
+            outputs = self._finish_all(requests, use_tqdm)
         _warn_of_cut_answers(outputs, params, default_max_tokens)
         return outputs
 
@@ -215,22 +219,24 @@ class LLM:
         return list(sampling_params)
 
     def _finish_all(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        tokens = 0
+        ours: dict[str, RequestOutput | None] = {}
+        finished = tokens = 0
         try:
             for request in requests:
                 self.engine.add(request)
+                ours[request.request_id] = None
             with track_requests(len(requests), use_tqdm) as progress:
-                while len(finished) < len(requests):
+                while finished < len(requests):
                     for output in self.engine.step():
                         tokens += 1
-                        if output.finished:
-                            finished[output.request_id] = output
-                    progress(len(finished), tokens, self.engine.block_utilization)
+                        if output.finished and output.request_id in ours:
+                            ours[output.request_id] = output
+                            finished += 1
+                    progress(finished, tokens, self.engine.block_utilization)
         finally:  # after an error, or Ctrl-C, nothing of this call stays behind
-            for request in requests:
-                self.engine.abort(request.request_id)
-        return [finished[request.request_id] for request in requests]
+            for request_id in ours:
+                self.engine.abort(request_id)
+        return [output for output in ours.values() if output is not None]
 
 
 def _warn_of_cut_answers(
@@ -239,9 +245,11 @@ def _warn_of_cut_answers(
     cut = [
         output
         for output, own in zip(outputs, params, strict=True)
-        if own.max_tokens is UNSET and output.outputs[0].finish_reason == "length"
+        if own.max_tokens is UNSET
+        and output.outputs[0].finish_reason == "length"
+        and len(output.outputs[0].token_ids) == default_max_tokens
     ]
-    if cut and default_max_tokens is not None:
+    if cut:
         warnings.warn(
             f"{len(cut)} of {len(outputs)} answers were cut at the default max_tokens={default_max_tokens}:"
             " pass SamplingParams(max_tokens=...), or max_tokens=None to go on to the context's end.",

@@ -48,7 +48,7 @@ def prompt_ids(prompt: object, tokenizer: Encodes, vocab_size: int) -> tuple[str
         text, ids = None, _checked_ids(prompt["prompt_token_ids"], vocab_size)
     else:
         raise InvalidPrompt(f"prompt={prompt!r}: expected {EXPECTED}.")
-    if not ids:
+    if not ids or text == "":  # a BOS alone is no prompt: whether there is one depends on the model
         raise InvalidPrompt(f"prompt={prompt!r}: it holds no token; a prompt needs one at least.")
     return text, ids
 

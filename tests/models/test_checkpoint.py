@@ -139,7 +139,12 @@ class TestGenerationDefaults:
             ("eos_token_id", [1, None]),
             ("pad_token_id", 1.5),
             ("temperature", -1),
+            ("temperature", float("inf")),
             ("top_p", "0.9"),
+            ("top_p", 0),
+            ("top_p", 1.5),
+            ("top_k", 2.7),
+            ("top_k", -2),
             ("top_k", float("nan")),
             ("do_sample", 1),
         ],
@@ -147,6 +152,10 @@ class TestGenerationDefaults:
     def test_nonsense_is_named(self, tmp_path, name, value):
         with pytest.raises(UnsupportedModel, match=rf"generation_config\.json: {name}="):
             self.read(tmp_path, generation={name: value})
+
+    @pytest.mark.parametrize(("written", "read"), [(-1, 0), (0, 0), (20, 20), (20.0, 20)])
+    def test_top_k_may_say_all(self, tmp_path, written, read):
+        assert self.read(tmp_path, generation={"top_k": written}).top_k == read
 
     def test_of_a_gguf_file(self, tmp_path):
         metadata = {"tokenizer.ggml.eot_token_id": IM_END, "tokenizer.ggml.padding_token_id": 5}

@@ -488,3 +488,9 @@ def test_the_host_side_imports_no_jax():
         "import sys, paged_jax.block_table; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("audit", [True, print, "log"])
+def test_an_audit_that_cannot_record_is_refused_before_anything_is_taken(audit):
+    with pytest.raises(errors.InvalidArgument, match="audit="):
+        REAL.BlockAllocator(4, 2, audit=audit)

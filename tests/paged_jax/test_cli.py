@@ -122,11 +122,24 @@ def test_sampling_options_change_the_models_own_defaults(run, loaded, tiny, monk
     assert used == [recommended, SamplingParams(0.25, 3, 0.5, 5, 2)]
 
 
+@pytest.mark.parametrize("option", [["--top-k", 5], ["--top-p", 0.9], ["--seed", 1]])
+def test_an_option_of_sampling_turns_it_on_where_the_model_recommends_none(
+    run, loaded, tiny, monkeypatch, option
+):
+    used, generate = [], tiny.generate
+    monkeypatch.setattr(
+        tiny, "generate", lambda prompts, params: used.append(params) or generate(prompts, params)
+    )
+    run("generate", "--model", "m", "a", *option)
+    run("generate", "--model", "m", "a", *option, "--temperature", 0)
+    assert [params.temperature for params in used] == [1, 0]
+
+
 def test_engine_options_are_kebab_case_and_arrive(run, loaded):
     run(
         *("generate", "--model", "m", "a", "--max-tokens", 1, "--temperature", 0),
         *("--dtype", "float32", "--max-model-len", 32, "--block-size", 8, "--num-blocks", 9),
-        *("--max-num-seqs", 2),
+        *("--max-num-seqs", 2, "--implementation", "xla"),
     )
     run("generate", "--model", "m", "a", "--max-tokens", 1, "--temperature", 0, "--kv-cache-gib", 0.5)
     assert loaded[0] == {
@@ -137,6 +150,7 @@ def test_engine_options_are_kebab_case_and_arrive(run, loaded):
         "num_blocks": 9,
         "kv_cache_gib": None,
         "max_num_seqs": 2,
+        "implementation": "xla",
     }
     assert loaded[1]["kv_cache_gib"] == 0.5
 

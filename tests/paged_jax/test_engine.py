@@ -99,9 +99,9 @@ def test_an_output_says_what_it_answers():
     add(engine, "t", "abc", max_tokens=1)
     add(engine, "i", {"prompt_token_ids": [1, 2]}, max_tokens=1)
     outputs = run(engine)
-    assert (outputs["t"].prompt, outputs["t"].prompt_token_ids) == ("abc", (1, 2, 3))
-    assert (outputs["i"].prompt, outputs["i"].prompt_token_ids) == (None, (1, 2))
-    assert outputs["t"].outputs[0].token_ids == (4,)
+    assert (outputs["t"].prompt, outputs["t"].prompt_token_ids) == ("abc", [1, 2, 3])
+    assert (outputs["i"].prompt, outputs["i"].prompt_token_ids) == (None, [1, 2])
+    assert outputs["t"].outputs[0].token_ids == [4]
     assert outputs["t"].outputs[0].index == 0
 
 
@@ -171,7 +171,7 @@ def test_the_end_token_is_among_the_ids_and_not_in_the_text():
     engine = make_engine(runner=ThenEOS())
     add(engine, "r", "z", max_tokens=5)
     completion = run(engine)["r"].outputs[0]
-    assert (completion.token_ids, completion.text) == ((EOS,), "")
+    assert (completion.token_ids, completion.text) == ([EOS], "")
 
 
 @pytest.mark.parametrize(

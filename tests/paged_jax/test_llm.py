@@ -1,6 +1,7 @@
 """LLM over small models: the same answers whatever shares the batch, the pool or the call."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def test_text_and_ids_are_the_same_prompt(tiny):
     prompts = ["Hello", {"prompt_token_ids": ids}, {"prompt_token_ids": np.array(ids)}]
     outputs = generate(tiny, prompts)
     assert len({tuple(answer) for answer in ids_of(outputs)}) == 1
-    assert {output.prompt_token_ids for output in outputs} == {tuple(ids)}
+    assert {tuple(output.prompt_token_ids) for output in outputs} == {tuple(ids)}
 
 
 def test_the_text_of_an_answer_is_that_of_its_ids(glass):
@@ -590,3 +591,43 @@ def test_any_load_is_served_by_a_handful_of_programs(tiny):
     assert programs <= 9
     play()
     assert step._cache_size() == programs
+
+
+def test_calls_from_several_threads_run_one_after_the_other(tiny):
+    expected = ids_of(tiny.generate(["a", "Hello"], GREEDY, use_tqdm=False))
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(tiny.generate, ["a", "Hello"], GREEDY, use_tqdm=False) for _ in range(8)]
+        assert all(ids_of(call.result()) == expected for call in calls)
+    assert_unused(tiny)
+
+
+def test_a_request_queued_by_hand_goes_on_beside_a_call(tiny):
+    engine = tiny.engine
+    long = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    engine.add(engine.make_request("0", "Hello", long))
+    short = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    assert len(ids_of(tiny.generate("a", short, use_tqdm=False))[0]) == 3
+    assert engine.has_unfinished
+    engine.abort("0")
+    assert_unused(tiny)
+
+
+def test_an_answer_that_the_context_ended_is_not_said_to_be_cut_at_the_default(tiny, recwarn):
+    room = tiny.max_model_len - 1
+    tiny.generate(
+        {"prompt_token_ids": [5] * room}, SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False
+    )
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("size", [{"num_blocks": 10**12}, {"kv_cache_gib": 1e6}])
+def test_a_pool_larger_than_the_memory_is_refused(tiny_path, size):
+    with pytest.raises(errors.InvalidArgument, match="GiB at most, which is what the device has left"):
+        load(tiny_path, **size)
+
+
+def test_token_ids_are_lists(tiny):
+    output = generate(tiny, "a", GREEDY)[0]
+    assert isinstance(output.outputs, list)
+    assert isinstance(output.prompt_token_ids, list)
+    assert isinstance(output.outputs[0].token_ids, list)

@@ -1,5 +1,7 @@
 """What may be given as a prompt."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,12 @@ def test_ids_are_taken_as_they_are_and_kept_as_plain_ints(ids):
 def test_an_empty_prompt_is_refused(prompt):
     with pytest.raises(InvalidPrompt, match="needs one at least"):
         ids_of(prompt)
+
+
+def test_an_empty_text_is_refused_also_where_the_model_would_begin_it_with_a_bos():
+    beginning = SimpleNamespace(encode=lambda text: [1, *map(ord, text)])
+    with pytest.raises(InvalidPrompt, match="needs one at least"):
+        prompt_ids("", beginning, VOCAB)
 
 
 @pytest.mark.parametrize(
