@@ -71,7 +71,7 @@ def build_engine(
         # XLA's CPU backend takes several times longer over one bfloat16 row than over eight.
         min_rows=8 if jax.default_backend() == "cpu" and dtype != jnp.float32 else 1,
     )
-    runner = ModelRunner(loaded.decoder, buckets)
+    runner = ModelRunner(loaded.decoder, buckets, options.implementation)
     num_blocks = options.num_blocks or _num_blocks(options, runner, kv, cache_dtype, max_model_len)
     if options.max_model_len is None:
         max_model_len = min(max_model_len, max_tokens_of_pool(num_blocks, options.block_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -15,7 +16,7 @@ from paged_jax.capacity import blocks_for_tokens
 from paged_jax.kv_cache import Cache
 from paged_jax.sampler import sample
 from paged_jax.scheduler import Schedule
-from pallas_kernels import Metadata, copy_blocks_of_layers
+from pallas_kernels import Implementation, Metadata, copy_blocks_of_layers
 
 
 class Decoder(Protocol):
@@ -71,7 +72,7 @@ def _sizes(steps: list[int], largest: int, smallest: int) -> list[int]:
 class ModelRunner:
     """One decoder on the default device. The cache is handed over by `allocate`."""
 
-    def __init__(self, decoder: Decoder, buckets: Buckets) -> None:
+    def __init__(self, decoder: Decoder, buckets: Buckets, implementation: Implementation = "auto") -> None:
         self.buckets = buckets
         # Split once: a call with flat leaves costs a fraction of one with an nnx module.
         self._graphdef, state = nnx.split(decoder)
@@ -79,7 +80,8 @@ class ModelRunner:
         self._cache: Cache = ()
         self._num_slots = 0
         self._step = jax.jit(self._run, static_argnames=("shape", "variant"), donate_argnames=("cache",))
-        self._copy = jax.jit(_copy_blocks, donate_argnames=("cache",))
+        copy = partial(_copy_blocks, implementation=implementation)
+        self._copy = jax.jit(copy, donate_argnames=("cache",))
 
     @property
     def weight_bytes(self) -> int:
@@ -115,6 +117,10 @@ class ModelRunner:
         """The program that a step of this shape runs over such a cache; weights and cache may be abstract."""
         packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         return self._step.trace(self._leaves, cache, packed, shape=shape, variant=variant)
+
+    def trace_copies(self, cache: Cache, num_pairs: int) -> jax.stages.Traced:
+        """The program that copies so many blocks in every layer; the cache may be abstract."""
+        return self._copy.trace(cache, jax.ShapeDtypeStruct((2, num_pairs), jnp.int32))
 
     def largest_temporaries(self, cache: Cache) -> int:
         """Bytes that the largest program needs beside weights, cache and packed array."""
@@ -159,8 +165,8 @@ class ModelRunner:
         return sample(decoder.logits(hidden[last]), sampling, variant), cache
 
 
-def _copy_blocks(cache: Cache, pairs: Array) -> Cache:
-    return copy_blocks_of_layers(cache, pairs[0], pairs[1])
+def _copy_blocks(cache: Cache, pairs: Array, *, implementation: Implementation) -> Cache:
+    return copy_blocks_of_layers(cache, pairs[0], pairs[1], implementation=implementation)
 
 
 def _unless_lost(pool: Array) -> Array:

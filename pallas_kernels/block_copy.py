@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 
 from pallas_kernels.block_copy_triton import copy_blocks_triton
-from pallas_kernels.dispatch import Implementation, dispatch, offset_reason
+from pallas_kernels.dispatch import Implementation, dispatch, pool_reason
 from pallas_kernels.pool import KVPool
 from pallas_kernels.validation import check_int32, check_pool
 
@@ -43,7 +43,7 @@ def copy_blocks_of_layers(
                 f"{pools[0].k.dtype}{list(pools[0].k.shape)} and {pool.k.dtype}{list(pool.k.shape)}"
             )
     arrays = [array for pool in pools for array in pool]
-    reason = offset_reason(pools[0]) if pools else "there are no pools"
+    reason = pool_reason(pools[0]) if pools else "there are no pools"
     copied = dispatch(implementation, reason, copy_blocks_triton, _copy_xla, arrays, src, dst)
     return tuple(KVPool(k, v) for k, v in zip(copied[::2], copied[1::2], strict=True))
 

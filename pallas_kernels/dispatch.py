@@ -6,6 +6,7 @@ The choice leaves no conditional behind, since a program is lowered for one plat
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Literal, TypeVar, get_args
 
@@ -37,9 +38,16 @@ def supports_triton(q: jax.Array, pool: KVPool) -> str | None:
             return f"{name} is {dtype.name}; the kernels take {', '.join(DTYPES)}"
     if q.dtype.itemsize == 1:
         return f"q is {q.dtype.name}; single bytes are for the pool alone"
+    if q.dtype.itemsize == 4 and pool.k.dtype.itemsize == 1:
+        return f"q is {q.dtype.name} over a {pool.k.dtype.name} pool: the products would spill registers"
     operand = compute_dtype(q.dtype, pool.k.dtype)
     if group > MAX_GROUP[operand.itemsize]:
         return f"{group} query heads a kv head are over {MAX_GROUP[operand.itemsize]} in {operand.name}"
+    return pool_reason(pool)
+
+
+def pool_reason(pool: KVPool) -> str | None:
+    """Why no kernel can serve this pool, or None."""
     return offset_reason(pool) or _device_reason(pool)
 
 
@@ -62,6 +70,8 @@ def _device_reason(pool: KVPool) -> str | None:
     if jax.default_backend() != "gpu":
         return None
     capability = str(getattr(jax.devices()[0], "compute_capability", "8.0"))
+    if not re.fullmatch(r"\d+\.\d+", capability):
+        return f"the GPU, {capability}, is not one of NVIDIA's"
     needed = (8, 9) if pool.k.dtype.itemsize == 1 else (8, 0)
     if tuple(int(part) for part in capability.split(".")) >= needed:
         return None

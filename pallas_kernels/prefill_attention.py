@@ -38,8 +38,8 @@ def paged_prefill_attention(
     implementation: "auto", "triton" or "xla", see dispatch; "triton" raises ValueError where it cannot run.
 
     Sums in float32; XLA multiplies in the wider of q's and the pool's dtypes, the kernel in the pool's.
-    Nothing in a slot that holds no visible token reaches the result, NaN included. Work follows the lengths,
-    not max_blocks. Raises ValueError when shapes, dtypes or options do not fit.
+    Nothing in a slot outside the sequences' own tokens reaches the result, NaN included. Work follows the
+    lengths, not max_blocks. Raises ValueError when shapes, dtypes or options do not fit.
     """
     check_attention(
         q, pool, block_tables, seq_lens, rows="num_tokens", soft_cap=soft_cap, sliding_window=sliding_window

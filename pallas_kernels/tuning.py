@@ -61,7 +61,7 @@ _DECODE: _Table = {
     (4, 96): [(16, 32, 4, 2), (64, 16, 8, 2)],
     (4, 128): [(16, 32, 4, 2), (64, 16, 8, 2)],
     (4, 192): [(16, 16, 4, 2), (64, 16, 8, 2)],
-    (4, 256): [(16, 16, 8, 2), (64, 16, 8, 2)],
+    (4, 256): [(64, 16, 8, 2)],
 }
 _PREFILL: _Table = {
     (2, 64): [(16, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)],
@@ -103,6 +103,16 @@ def prefill_settings(dtype: jnp.dtype, head_dim: int, *, group: int, queries: in
     return PrefillSettings(
         *_smallest(_PREFILL, dtype, head_dim, group=group, rows=group * queries, at_least=group)
     )
+
+
+def decode_choices() -> list[tuple[int, int, int]]:
+    """The table's entries: (bytes of an operand, head_dim, rows)."""
+    return [(*key, choice[0]) for key, choices in _DECODE.items() for choice in choices]
+
+
+def prefill_choices() -> list[tuple[int, int, int]]:
+    """The table's entries: (bytes of an operand, head_dim, rows)."""
+    return [(*key, choice[0]) for key, choices in _PREFILL.items() for choice in choices]
 
 
 def _smallest(

@@ -20,7 +20,7 @@ import typer
 from gpu_gate import gate, ptx
 from gpu_gate.addresses import address_cases
 from gpu_gate.faults import FAULTS
-from gpu_gate.kernel_cases import covering_set, few, whole_grid
+from gpu_gate.kernel_cases import covering_set, every_setting, few, whole_grid
 from gpu_gate.report import Report
 from gpu_gate.steps import AbstractEngine
 from gpu_gate.targets import A100, H200, NoGpuCompiler
@@ -77,7 +77,7 @@ def run(report: Report, *, quick: bool, full: bool) -> None:
     for target in (H200, A100):
         if not (quick and target is A100):
             gate.check_updates(report, update_cases(), target)
-        cases = list(whole_grid()) if full else few() if quick else list(covering_set())
+        cases = list(whole_grid()) if full else few() if quick else [*covering_set(), *every_setting()]
         gate.check_kernels(report, cases[:2] if quick and target is A100 else cases, target)
 
 

@@ -32,6 +32,6 @@ if [ "$status" = 2 ] || [ "$status" -ge 4 ]; then
     say "The tests could not run (status $status); see above."
 fi
 say "Measuring"
-"$python" scripts/bench_kernels.py --seconds "$((deadline - SECONDS - 60))" --json "$out/gpu_bench.json" || status=$?
+timeout "$((deadline - SECONDS))" "$python" scripts/bench_kernels.py --seconds "$((deadline - SECONDS - 60))" --json "$out/gpu_bench.json" || status=$?
 [ "$status" = 0 ] && say "All is well; the figures are in $out/gpu_bench.json." || say "Something failed: see above."
 exit "$status"

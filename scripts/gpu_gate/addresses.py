@@ -40,7 +40,7 @@ class AddressCase:
         found = []
         if self.wide and (narrow or not wide):
             found.append(f"{narrow} products of block ids are taken in 32 bits, {wide} in 64")
-        if not self.wide and not narrow + wide:
+        if not self.wide and not narrow:
             found.append("no product of a block id is found, so a narrow one would not be either")
         return program, found
 
@@ -51,8 +51,10 @@ def products(body: str, factor: int) -> tuple[int, int]:
     A 32-bit one that is widened afterwards has overflowed already.
     """
     shift = factor.bit_length() - 1
-    narrow = rf"\bshl\.b32\s+[^;]*, {shift};|\bmul\.lo\.[us]32\s+[^;]*, {factor};"
-    wide = rf"\bshl\.b64\s+[^;]*, {shift};|\bmul\.(?:wide\.[us]32|lo\.[us]64)\s+[^;]*, {factor};"
+    narrow = rf"\bshl\.b32\s+[^;]*, {shift};|\b(?:mul|mad)\.lo\.[us]32\s+[^;]*, {factor}(?:;|,)"
+    wide = (
+        rf"\bshl\.b64\s+[^;]*, {shift};|\b(?:mul|mad)\.(?:wide\.[us]32|lo\.[us]64)\s+[^;]*, {factor}(?:;|,)"
+    )
     return len(re.findall(narrow, body)), len(re.findall(wide, body))
 
 

@@ -7,6 +7,7 @@ import re
 from gpu_gate import hlo
 from gpu_gate.compiling import Program
 from gpu_gate.hlo import Op
+from gpu_gate.ptx import find_ptxas
 
 CAPTURABLE = {
     "kKernel", "kCustomKernel", "kGemm", "kCublasLtMatmul", "kCopy", "kMemset32BitValue", "kMemzero",
@@ -67,7 +68,7 @@ def capturable(program: Program) -> list[str]:
     found += [f"host transfer: {op.opcode} {op.name} {op.target}" for op in hlo.host_transfers(program.ops)]
     others = {kind: n for kind, n in program.thunks.items() if kind not in CAPTURABLE}
     found += [f"{count} thunks of kind {kind}, which may not be capturable" for kind, count in others.items()]
-    if not program.thunks:
+    if not program.thunks or not program.launches:
         found.append("the compiler dumped no launch sequence: nothing is known about it")
     return found
 
@@ -100,6 +101,10 @@ def attention_kernel(program: Program, *, low_precision: bool, most_launches: in
     main = program.kernels.get(names[0])
     if main is None:
         return [*found, f"kernel {names[0]} is not among the compiler's PTX"]
+    if program.launch(names[0]) is None:
+        found.append(f"no launch of {names[0]} is in the compiler's dump: nothing is known about it")
+    if find_ptxas() and names[0] not in program.resources:
+        found.append(f"ptxas says nothing about {names[0]}")
     if low_precision:
         if not main.count["cp_async"]:
             found.append("no cp.async: loads are not pipelined")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from gpu_gate import checks
 from gpu_gate.compiling import Program, abstract, abstract_pool, compile_for
 from gpu_gate.targets import Target
 from pallas_kernels import paged_decode_attention, paged_prefill_attention
+from pallas_kernels.tuning import decode_choices, prefill_choices
 
 HEADS = ((32, 8), (32, 32), (64, 8), (32, 1), (9, 3))  # GQA 4, MHA, GQA 8, MQA, an odd one
 HEAD_DIMS = (128, 64, 80, 96, 256)
@@ -26,6 +28,8 @@ DTYPES = ("bfloat16", "float16", "float32", "bfloat16", "float32")
 OPS: tuple[Op, ...] = ("decode", "split decode", "prefill", "decode", "prefill")
 CONTEXT = 8192  # tokens that a block table has room for
 POOL_TOKENS = 65536
+
+_OPTIONS: dict[str, Any] = {"sliding_window": 1000, "soft_cap": 30.0}
 
 Op = Literal["decode", "split decode", "prefill"]
 
@@ -41,10 +45,16 @@ class KernelCase:
     block_size: int
     dtype: str
     pool_tokens: int = POOL_TOKENS
+    queries: int = 128
+    """Tokens of a sequence in a prefill."""
+    sliding_window: int | None = None
+    soft_cap: float | None = None
 
     def __str__(self) -> str:
         shape = f"{self.num_heads}/{self.num_kv_heads} D{self.head_dim} B{self.block_size}"
-        return f"{self.op:<12} {shape:<18} {self.dtype}"
+        options = f" {self.queries} queries" if self.op == "prefill" and self.queries != 128 else ""
+        options += ", window, soft cap" if self.soft_cap else ""
+        return f"{self.op:<12} {shape:<18} {self.dtype}{options}"
 
     @property
     def num_seqs(self) -> int:
@@ -64,15 +74,16 @@ class KernelCase:
         pool = abstract_pool(shape, dtype)
         seqs = jax.ShapeDtypeStruct((self.num_seqs,), jnp.int32)
         tables = jax.ShapeDtypeStruct((self.num_seqs, CONTEXT // self.block_size), jnp.int32)
-        rows = 2048 if self.op == "prefill" else self.num_seqs
+        rows = self.num_seqs * (self.queries if self.op == "prefill" else 1)
         q = jax.ShapeDtypeStruct((rows, self.num_heads, self.head_dim), dtype)
         starts = jax.ShapeDtypeStruct((self.num_seqs + 1,), jnp.int32)
+        options: dict[str, Any] = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap}
+        options["implementation"] = "triton"
         if self.op == "prefill":
-            prefill = jax.jit(paged_prefill_attention, static_argnames="implementation")
-            args = abstract((q, pool, tables, seqs, starts), target.device())
-            return prefill.trace(*args, implementation="triton")
-        decode = jax.jit(paged_decode_attention, static_argnames="implementation")
-        return decode.trace(*abstract((q, pool, tables, seqs), target.device()), implementation="triton")
+            prefill = jax.jit(partial(paged_prefill_attention, **options))
+            return prefill.trace(*abstract((q, pool, tables, seqs, starts), target.device()))
+        decode = jax.jit(partial(paged_decode_attention, **options))
+        return decode.trace(*abstract((q, pool, tables, seqs), target.device()))
 
     def complaints(self, target: Target) -> tuple[Program, list[str]]:
         """Compiles the case; what is wrong with it."""
@@ -95,6 +106,16 @@ def _row(i: int, j: int) -> KernelCase:
 def covering_set() -> Iterator[KernelCase]:
     """25 cases, the usual shapes first."""
     yield from (_row(i, j) for i, j in product(range(5), repeat=2))
+
+
+def every_setting() -> Iterator[KernelCase]:
+    """A case for each entry of the tuning tables, with a window and a soft cap, which take registers."""
+    dtypes = {2: "bfloat16", 4: "float32"}
+    for itemsize, head_dim, rows in decode_choices():
+        heads = (32, 8) if rows == 16 else (32, 1)  # a group of 4, or of 32
+        yield KernelCase("decode", *heads, head_dim, 16, dtypes[itemsize], **_OPTIONS)
+    for itemsize, head_dim, rows in prefill_choices():
+        yield KernelCase("prefill", 32, 8, head_dim, 16, dtypes[itemsize], queries=rows // 4, **_OPTIONS)
 
 
 def few() -> list[KernelCase]:

@@ -17,7 +17,6 @@ from paged_jax.batch import BatchShape, Variant
 from paged_jax.capacity import KVShape
 from paged_jax.kv_cache import Cache, allocate_cache
 from paged_jax.model_runner import Buckets, ModelRunner
-from pallas_kernels import copy_blocks_of_layers
 
 GIB = 1 << 30
 BLOCK_SIZE = 16
@@ -107,6 +106,4 @@ class AbstractEngine:
 
     def copy(self) -> jax.stages.Traced:
         """The copy-on-write copies of a step, in every layer."""
-        pairs = jax.ShapeDtypeStruct((COPY_PAIRS,), jnp.int32)
-        step = jax.jit(copy_blocks_of_layers, donate_argnums=0)
-        return step.trace(self.cache, pairs, pairs)
+        return self.runner.trace_copies(self.cache, COPY_PAIRS)

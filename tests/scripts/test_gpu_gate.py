@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -12,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from gpu_gate import addresses, checks, hlo, kernel_cases, ptx, targets, thunks
 from gpu_gate.compiling import Program
 from roofline import DecodeShape, PrefillShape, microseconds
+
+from pallas_kernels import tuning
 
 META = 'metadata={op_name="jit(step)/layer_0/write_kv/scatter" deduplicated_name="input_scatter_fusion"}'
 PALLAS = (
@@ -49,6 +52,7 @@ def program(text=CLEAN, **changes):
         "thunks": Counter(kCustomKernel=2),
         "launches": [thunks.Launch("paged_decode_attention", (4, 8, 1), 128, 100)],
         "kernels": {k.name: k for k in ptx.kernels(PTX)},
+        "resources": {"paged_decode_attention": ptx.Resources(100, 0)},
     }
     return Program(**fields | changes)
 
@@ -183,6 +187,18 @@ def test_tf32_in_a_float32_kernel_is_found():
     assert "tf32" in checks.attention_kernel(p, low_precision=False, most_launches=1)[0]
 
 
+def test_a_kernel_whose_launch_is_unknown_does_not_pass():
+    complaints = checks.attention_kernel(program(launches=[]), low_precision=True, most_launches=1)
+    assert "no launch of paged_decode_attention" in complaints[0]
+    assert checks.capturable(program(launches=[]))
+
+
+def test_a_kernel_of_which_ptxas_says_nothing_does_not_pass(monkeypatch):
+    monkeypatch.setattr(checks, "find_ptxas", lambda: "/bin/ptxas")
+    silent = program(resources={})
+    assert "ptxas says nothing" in checks.attention_kernel(silent, low_precision=True, most_launches=1)[0]
+
+
 def test_spills_and_extra_launches_are_found():
     p = program(resources={"paged_decode_attention": ptx.Resources(255, 160)})
     assert "spills 160" in checks.attention_kernel(p, low_precision=True, most_launches=1)[0]
@@ -195,6 +211,8 @@ def test_spills_and_extra_launches_are_found():
         ("shl.b32 %r1, %r2, 14;", (1, 0)),
         ("mul.lo.s32 %r1, %r2, 16384;", (1, 0)),
         ("mul.wide.u32 %rd1, %r2, 16384;", (0, 1)),
+        ("mad.lo.s32 %r1, %r2, 16384, %r3;", (1, 0)),
+        ("mad.wide.s32 %rd1, %r2, 16384, %rd3;", (0, 1)),
         ("mul.lo.s64 %rd1, %rd2, 16384;", (0, 1)),
         ("shl.b64 %rd1, %rd2, 14;", (0, 1)),
         ("shl.b32 %r1, %r2, 4;", (0, 0)),
@@ -236,6 +254,24 @@ def test_the_covering_set_meets_every_pair():
     for i, left in enumerate(columns):
         for right in columns[i + 1 :]:
             assert len(set(zip(left, right, strict=True))) == len(set(left)) * len(set(right))
+
+
+def test_the_gate_compiles_every_entry_of_the_tuning_tables():
+    used = set()
+    for case in kernel_cases.every_setting():
+        dtype, group = jnp.dtype(case.dtype), case.num_heads // case.num_kv_heads
+        if case.op == "prefill":
+            chosen = tuning.prefill_settings(dtype, case.head_dim, group=group, queries=case.queries)
+        else:
+            programs = case.num_seqs * case.num_kv_heads
+            chosen = tuning.decode_settings(
+                dtype, case.head_dim, group=group, programs=programs, context=8192
+            )
+        key = tuning._key(case.head_dim, group)
+        used.add(
+            (case.op, dtype.itemsize, key, getattr(chosen, "rows", None), chosen.tile_k, chosen.num_warps)
+        )
+    assert len(used) == len(tuning.decode_choices()) + len(tuning.prefill_choices())
 
 
 @pytest.mark.parametrize("target", targets.TARGETS.values(), ids=targets.TARGETS)
