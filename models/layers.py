@@ -120,7 +120,12 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x: Array, cos: Array, sin: Array, attend: Attend) -> Array:
         """[..., hidden_size] -> the same."""
+        x, change = self.terms(x, cos, sin, attend)
+        return x + change
+
+    def terms(self, x: Array, cos: Array, sin: Array, attend: Attend) -> tuple[Array, Array]:
+        """The result's two terms, each like x: x after attention, and what the feed-forward adds to it."""
         with jax.named_scope("attention"):
             x = x + self.attention(self.input_norm(x), cos, sin, attend)
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.post_attention_norm(x))
+            return x, self.mlp(self.post_attention_norm(x))

@@ -25,6 +25,9 @@ from .rope import inverse_frequencies, rotation
 Cache = tuple[KVPool, ...]
 """One pool a layer."""
 
+RunLayer = Callable[[int, Array, Array, Array], Array]
+"""(layer, x [..., hidden_size], cos, sin) -> like x."""
+
 
 class Embedding(nnx.Module):
     """A table [vocab_size, hidden_size]; row t is token t's vector."""
@@ -73,19 +76,22 @@ class LlamaDecoder(nnx.Module):
         """
         pools = list(cache)
 
-        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-            out, pools[layer] = paged_attention(
-                q,
-                k,
-                v,
-                pools[layer],
+        def run(index: int, x: Array, cos: Array, sin: Array) -> Array:
+            graphdef, state = nnx.split(self.layers[index])
+            x, change, pools[index] = _paged_layer(
+                state,
+                x,
+                cos,
+                sin,
+                pools[index],
                 metadata,
-                sliding_window=self.config.layer_windows[layer],
+                graphdef=graphdef,
+                sliding_window=self.config.layer_windows[index],
                 implementation=self.implementation,
             )
-            return out
+            return x + change
 
-        hidden = self._forward(tokens, metadata.positions, attend)
+        hidden = self._forward(tokens, metadata.positions, run)
         return hidden, tuple(pools)
 
     def logits(self, hidden: Array) -> Array:
@@ -101,20 +107,50 @@ class LlamaDecoder(nnx.Module):
         """
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
-        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-            return causal_attention(q, k, v, sliding_window=self.config.layer_windows[layer])
+        def run(index: int, x: Array, cos: Array, sin: Array) -> Array:
+            attend = partial(causal_attention, sliding_window=self.config.layer_windows[index])
+            return self.layers[index](x, cos, sin, attend)
 
-        return self.logits(self._forward(tokens, positions, attend))
+        return self.logits(self._forward(tokens, positions, run))
 
-    def _forward(
-        self, tokens: Array, positions: Array, attend: Callable[[int, Array, Array, Array], Array]
-    ) -> Array:
+    def _forward(self, tokens: Array, positions: Array, run: RunLayer) -> Array:
         cos, sin = rotation(positions, inverse_frequencies(self.config))
         x = self.embed(tokens)
-        for index, layer in enumerate(self.layers):
+        for index in range(self.config.num_layers):
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, cos, sin, partial(attend, index))
+                x = run(index, x, cos, sin)
         return self.norm(x)
+
+
+@partial(jax.jit, static_argnames=("graphdef", "sliding_window", "implementation"))
+def _paged_layer(
+    state: nnx.State,
+    x: Array,
+    cos: Array,
+    sin: Array,
+    pool: KVPool,
+    metadata: Metadata,
+    *,
+    graphdef: nnx.GraphDef[DecoderLayer],
+    sliding_window: int | None,
+    implementation: Implementation,
+) -> tuple[Array, Array, KVPool]:
+    """One layer of a step over its pool: the two terms of its result, and the pool.
+
+    Jitted so that alike layers share one trace and one lowering; XLA inlines the calls, and the compiled
+    program is that of layers traced one by one. The last sum is the caller's for that reason: returned from
+    here, in a tuple, the CPU backend would round it to bfloat16 on its way to the next layer's float32 norm.
+    """
+
+    def attend(q: Array, k: Array, v: Array) -> Array:
+        nonlocal pool
+        out, pool = paged_attention(
+            q, k, v, pool, metadata, sliding_window=sliding_window, implementation=implementation
+        )
+        return out
+
+    x, change = nnx.merge(graphdef, state).terms(x, cos, sin, attend)
+    return x, change, pool
 
 
 def causal_attention(q: Array, k: Array, v: Array, *, sliding_window: int | None) -> Array:
