@@ -1,154 +1,144 @@
-"""A step's numbers as one int32 array: packed with numpy on the host, taken apart inside the jitted program.
+"""A step's numbers as one int32 array each: packed with numpy on the host, taken apart inside the program.
 
-Both directions stand here because they share one layout. The array is fresh each step: once handed to JAX
-it is never written again.
+Both directions stand here because they share one layout. An array is fresh each time: once handed to JAX it
+is never written again. What a sequence needs beside these numbers lies in its row, see rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from paged_jax.sampling_params import SamplingParams
-from paged_jax.scheduler import Schedule
-from pallas_kernels import DecodeMetadata, Metadata, PrefillMetadata
-
-Variant = Literal["greedy", "temperature", "filtered"]
-"""What the sampling of a step must be able to do; the dearer ones are compiled in only when asked for."""
-
-_INT32_MAX = 2**31 - 1
-_PER_SEQUENCE = 7  # seq_len, temperature, top_k, top_p, two words of the seed, sample index
+from paged_jax.buckets import Variant
+from paged_jax.rows import RowState
+from paged_jax.schedule import Chunk
+from paged_jax.sequence import Sequence
+from pallas_kernels import DecodeMetadata, KVPool, PrefillMetadata
 
 
-@dataclass(frozen=True)
-class BatchShape:
-    """The static part of a step: together with the variant it names one compiled program."""
+class DecodeInputs(NamedTuple):
+    """rows, tokens: int32 [num_seqs]; a row out of range is padding. tables: of all rows, up to date."""
 
-    phase: Literal["prefill", "decode"]
-    num_tokens: int
-    num_seqs: int
-    max_blocks: int
-
-    @property
-    def size(self) -> int:
-        """int32 elements of the packed array."""
-        return 3 * self.num_tokens + (self.num_seqs + 1) + self.num_seqs * (_PER_SEQUENCE + self.max_blocks)
+    rows: Array
+    tokens: Array
+    metadata: DecodeMetadata
+    tables: Array
 
 
-class SamplingState(NamedTuple):
-    """One row a sequence: temperature, top_p float32; top_k, sample, position int32; seed uint32 [.., 2]."""
-
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    seed: Array
-    sample: Array
-    position: Array
-
-
-class Batch(NamedTuple):
-    """What pack makes: the array, what shape it has, and which sampling it needs."""
-
-    packed: np.ndarray
-    shape: BatchShape
-    variant: Variant
+def variant_of(sequences: Seq[Sequence]) -> Variant:
+    """The cheapest sampling that serves all of them in this step."""
+    drawn = False
+    for sequence in sequences:
+        params = sequence.request.params
+        if params.logprobs is not None:
+            return "full"
+        if params.min_tokens and sequence.num_output_tokens < params.min_tokens:
+            return "full"
+        if params.temperature:
+            if params.top_k > 0 or params.top_p < 1:
+                return "full"
+            drawn = True
+    return "temperature" if drawn else "greedy"
 
 
-_A = TypeVar("_A", np.ndarray, Array)
+def pack_decode(sequences: Seq[Sequence], *, size: int, num_rows: int) -> np.ndarray:
+    """Rows, positions and blocks of a decode step, fresh: int32 [3, size].
 
-
-class _Views(NamedTuple, Generic[_A]):
-    tokens: _A
-    positions: _A
-    slots: _A
-    query_start: _A
-    sequences: _A
-    block_tables: _A
-
-
-def _views(packed: _A, shape: BatchShape) -> _Views[_A]:
-    tokens, seqs = shape.num_tokens, shape.num_seqs
-    starts = 3 * tokens
-    rows = starts + seqs + 1
-    tables = rows + seqs * _PER_SEQUENCE
-    return _Views(
-        tokens=packed[:tokens],
-        positions=packed[tokens : 2 * tokens],
-        slots=packed[2 * tokens : 3 * tokens],
-        query_start=packed[starts:rows],
-        sequences=packed[rows:tables].reshape(seqs, _PER_SEQUENCE),
-        block_tables=packed[tables:].reshape(seqs, shape.max_blocks),
-    )
-
-
-def variant_of(params: list[SamplingParams]) -> Variant:
-    """The cheapest sampling that serves all of them."""
-    if any(p.filters for p in params):
-        return "filtered"
-    return "greedy" if all(p.is_greedy for p in params) else "temperature"
-
-
-def pack(schedule: Schedule, shape: BatchShape, *, num_slots: int) -> Batch:
-    """Lay a schedule out in a fresh array.
-
-    num_slots: slots of a pool; padding tokens get slots of their own past it, so that they write nowhere.
+    The token that is computed is each sequence's last one; its slot is the last of the table. Sequences that
+    share the block of that slot are forks that share the token too: the first of them writes it, the others
+    carry block 0, and need a row that was placed with the block in its table. Padding has row ids past
+    num_rows, each its own.
     """
-    packed = np.zeros(shape.size, np.int32)
-    views = _views(packed, shape)
-    floats = views.sequences.view(np.float32)
-    views.slots[:] = num_slots + np.arange(shape.num_tokens)
-    start = 0
-    for row, entry in enumerate(schedule.entries):
-        end = start + entry.num_tokens
-        sequence = entry.sequence
-        params, seed = sequence.request.params, sequence.request.seed
-        views.tokens[start:end] = sequence.token_ids[entry.first_position : entry.seq_len]
-        views.positions[start:end] = np.arange(entry.first_position, entry.seq_len)
-        views.slots[start:end] = entry.slots
-        views.query_start[row + 1] = end
-        views.sequences[row, 0] = entry.seq_len
-        floats[row, 1] = 0 if params.is_greedy else _positive_float32(params.temperature)
-        views.sequences[row, 2] = min(params.top_k, _INT32_MAX)
-        floats[row, 3] = _positive_float32(params.top_p)
-        views.sequences[row, 4:6] = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32).view(np.int32)
-        views.sequences[row, 6] = sequence.index
-        blocks = sequence.table.blocks
-        views.block_tables[row, : len(blocks)] = blocks
-        start = end
-    views.query_start[len(schedule.entries) + 1 :] = start
-    sampled = [entry.sequence.request.params for entry in schedule.entries if entry.samples]
-    return Batch(packed, shape, variant_of(sampled))
+    packed = np.zeros((3, size), np.int32)
+    count = len(sequences)
+    tables = [sequence.table for sequence in sequences]
+    blocks = [table.blocks[-1] for table in tables]
+    packed[0, :count] = np.array([sequence.row for sequence in sequences], np.int32)
+    packed[0, count:] = np.arange(num_rows, num_rows + size - count)
+    packed[1, :count] = [table.num_tokens - 1 for table in tables]
+    packed[2, :count] = blocks
+    if len(set(blocks)) < count:
+        first = np.unique(packed[2, :count], return_index=True)[1]
+        kept = packed[2, first]
+        packed[2, :count] = 0
+        packed[2, first] = kept
+    return packed
 
 
-def _positive_float32(value: float) -> float:
-    """The value, or the nearest that is a normal float32 and so is its inverse: neither 0 nor infinity."""
-    smallest = float(np.finfo(np.float32).tiny)
-    return min(max(value, smallest), 1 / smallest)
-
-
-def unpack(packed: Array, shape: BatchShape) -> tuple[Array, Metadata, Array, SamplingState]:
-    """Inside the program: tokens, the operations' metadata, each sequence's last token's index, sampling."""
-    views = _views(packed, shape)
-    rows = views.sequences
-    seq_lens = rows[:, 0]
-    common = (views.positions, views.slots, views.block_tables, seq_lens)
-    metadata: Metadata
-    if shape.phase == "decode":
-        metadata = DecodeMetadata(*common)
-        last = jnp.arange(shape.num_seqs)
-    else:
-        metadata = PrefillMetadata(*common, views.query_start)
-        last = jnp.maximum(views.query_start[1:] - 1, 0)
-    sampling = SamplingState(
-        temperature=lax.bitcast_convert_type(rows[:, 1], jnp.float32),
-        top_k=rows[:, 2],
-        top_p=lax.bitcast_convert_type(rows[:, 3], jnp.float32),
-        seed=lax.bitcast_convert_type(rows[:, 4:6], jnp.uint32),
-        sample=rows[:, 6],
-        position=seq_lens,
+def decode_inputs(packed: Array, state: RowState, pool: KVPool) -> DecodeInputs:
+    """Inside the program: what a decode step computes. A row of block 0 writes nothing, no table either."""
+    rows, positions, blocks = packed
+    num_rows = len(state.last_token)
+    each = jnp.arange(len(rows), dtype=jnp.int32)
+    writes = blocks > 0
+    # Dropped because they are out of range, and unique: no atomics.
+    at = jnp.where(writes, rows, num_rows + each)
+    entry = state.tables.at[at, positions // pool.block_size]
+    with jax.named_scope("rows"):
+        tables = entry.set(blocks, mode="drop", unique_indices=True)
+    slots = jnp.where(
+        writes,
+        blocks * pool.block_size + positions % pool.block_size,
+        pool.num_blocks * pool.block_size + each,
     )
-    return views.tokens, metadata, last, sampling
+    metadata = DecodeMetadata(
+        positions=positions,
+        slots=slots,
+        block_tables=tables.at[rows].get(mode="fill", fill_value=0),
+        seq_lens=jnp.where(rows < num_rows, positions + 1, 0),
+    )
+    return DecodeInputs(rows, state.last_token.at[rows].get(mode="fill", fill_value=0), metadata, tables)
+
+
+def prefill_elements(size: int, num_seqs: int) -> int:
+    """int32 elements of a packed prefill."""
+    return size + 3 * num_seqs + 1
+
+
+def pack_prefill(chunks: Seq[Chunk], *, size: int, num_seqs: int, num_rows: int) -> np.ndarray:
+    """Tokens [size], then where each chunk's begin [num_seqs + 1], rows and ends [num_seqs], fresh, int32.
+
+    At most num_seqs chunks, of `size` tokens together. An end is the sequence's tokens that have a slot once
+    the chunk is computed.
+    """
+    packed = np.zeros(prefill_elements(size, num_seqs), np.int32)
+    starts = packed[size : size + num_seqs + 1]
+    rows, ends = packed[size + num_seqs + 1 :].reshape(2, num_seqs)
+    rows[:] = num_rows
+    rows[: len(chunks)] = np.array([chunk.sequence.row for chunk in chunks], np.int32)
+    ends[: len(chunks)] = [chunk.end for chunk in chunks]
+    count = 0
+    for at, chunk in enumerate(chunks):
+        packed[count : count + chunk.num_tokens] = chunk.sequence.token_ids[chunk.start : chunk.end]
+        count += chunk.num_tokens
+        starts[at + 1] = count
+    starts[len(chunks) + 1 :] = count
+    return packed
+
+
+def prefill_inputs(
+    packed: Array, tables: Array, pool: KVPool, num_seqs: int
+) -> tuple[Array, PrefillMetadata]:
+    """Inside the program: the tokens, int32 [size], and where they stand. tables: of all rows."""
+    size = len(packed) - prefill_elements(0, num_seqs)
+    query_start = packed[size : size + num_seqs + 1]
+    rows, ends = packed[size + num_seqs + 1 :].reshape(2, num_seqs)
+    block_tables = tables.at[rows].get(mode="fill", fill_value=0)
+    token = jnp.arange(size, dtype=jnp.int32)
+    # Which chunk each token belongs to; a search would be a loop.
+    chunk = (token[:, None] >= query_start[1:]).sum(axis=1, dtype=jnp.int32)
+    real = chunk < num_seqs
+    chunk = jnp.minimum(chunk, num_seqs - 1)
+    positions = jnp.where(real, ends[chunk] - (query_start[chunk + 1] - token), 0)
+    blocks = block_tables.at[chunk, positions // pool.block_size].get(mode="promise_in_bounds")
+    slots = jnp.where(
+        real,
+        blocks * pool.block_size + positions % pool.block_size,
+        pool.num_blocks * pool.block_size + token,
+    )
+    return packed[:size], PrefillMetadata(positions, slots, block_tables, ends, query_start)

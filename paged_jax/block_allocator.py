@@ -53,6 +53,7 @@ class BlockAllocator:
         "_free_shared",
         "_key_of_block",
         "_next_fresh",
+        "_num_shared",
         "_ref_cnt",
         "audit",
         "block_size",
@@ -73,6 +74,7 @@ class BlockAllocator:
         self.block_size = block_size
         self.audit = audit
         self._ref_cnt = [0] * num_blocks
+        self._num_shared = 0
         self._ever_shared = bytearray(num_blocks)
         self._free_exclusive: list[int] = []
         self._next_fresh = 1
@@ -92,6 +94,16 @@ class BlockAllocator:
             + len(self._free_shared)
             + len(self._free_cached)
         )
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """How many blocks are held more than once."""
+        return self._num_shared
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """How many free blocks hold a cached prefix; `allocate` evicts them last."""
+        return len(self._free_cached)
 
     def ref_cnt(self, block: int) -> int:
         """How often a block is held; 0 if it is free. InvalidBlock if there is no such block."""
@@ -153,6 +165,7 @@ class BlockAllocator:
         for block in blocks:
             if counts[block]:
                 self._ever_shared[block] = True
+                self._num_shared += counts[block] == 1
             else:
                 del self._free_cached[block]
             counts[block] += 1
@@ -176,10 +189,13 @@ class BlockAllocator:
             if type(block) is not int or not 0 < block < self.num_blocks or not counts[block]:
                 for undone in blocks[:position]:
                     counts[undone] += 1
+                    self._num_shared += counts[undone] == 2
                 self._refuse_free(block, blocks, owner)
             counts[block] -= 1
             if not counts[block]:
                 emptied.append(block)
+            elif counts[block] == 1:
+                self._num_shared -= 1
         for block in emptied:
             if block in self._key_of_block:
                 self._free_cached[block] = None
@@ -217,6 +233,14 @@ class BlockAllocator:
         Its ref_cnt may be 0: take a count with `incref` before the next `allocate`, which could evict it.
         """
         return self._block_of_key.get(key)
+
+    def forget_cached(self) -> None:
+        """Forget every key, as when the content of blocks may be lost; counts stay as they are."""
+        for block in self._free_cached:
+            (self._free_shared if self._ever_shared[block] else self._free_exclusive).append(block)
+        self._free_cached.clear()
+        self._key_of_block.clear()
+        self._block_of_key.clear()
 
     # -- errors --------------------------------------------------------------------------------------------
 
@@ -258,6 +282,9 @@ class BlockAllocator:
                 _corrupt(block, "ref_cnt is 0, but no free list has it")
             if count > 1 and not self._ever_shared[block]:
                 _corrupt(block, f"ref_cnt is {count}, but it is not marked as shared")
+        shared = sum(count > 1 for count in self._ref_cnt)
+        if shared != self._num_shared:
+            raise AllocatorCorruption(f"{shared} blocks are shared, but {self._num_shared} are counted.")
         for block, name in state.items():
             if (name == "free (cached)") != (block in self._key_of_block):
                 _corrupt(block, f"it is listed as {name}, but its key is {self._key_of_block.get(block)!r}")

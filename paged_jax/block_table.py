@@ -31,9 +31,9 @@ class Append(NamedTuple):
 class BlockTable:
     """The blocks of one sequence, in order; token i lies in `blocks[i // block_size]` at `i % block_size`.
 
-    `blocks` and `num_tokens` are for reading; `append` is the only way to write. A full block is never
-    written again. A partly filled last block is written in place by its only holder, and copied first
-    (copy-on-write) while others hold it too. Every call is all or nothing. Not thread safe.
+    `blocks` and `num_tokens` are for reading; `append` (or `append_one`) is the only way to write. A full
+    block is never written again. A partly filled last block is written in place by its only holder, and
+    copied first (copy-on-write) while others hold it too. Every call is all or nothing. Not thread safe.
     """
 
     __slots__ = ("allocator", "blocks", "num_tokens", "owner")
@@ -66,6 +66,15 @@ class BlockTable:
             blocks.extend(new_blocks[copy:])
         self.num_tokens = start + n
         return Append(new_blocks, copies, self._slots(start, n))
+
+    def append_one(self) -> tuple[int, int] | None:
+        """`append(1)`, where only the copy is asked for: (source, destination), or None. Cheaper."""
+        pool = self.allocator
+        if self.num_tokens % pool.block_size and pool.ref_cnt(self.blocks[-1]) == 1:
+            self.num_tokens += 1
+            return None
+        copies = self.append(1).copies
+        return copies[0] if copies else None
 
     def _replace_last(self, dst: int) -> tuple[int, int]:
         src = self.blocks[-1]

@@ -5,9 +5,48 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+
+_HIT = "/jax/compilation_cache/cache_hits"
+_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
+
+
+class CacheCounts(NamedTuple):
+    """Since the first call of cache_counts. hits: programs that were on disk; seconds_saved: by them."""
+
+    hits: int
+    seconds_saved: float
+
+
+class _Listener:
+    """Adds up what JAX tells about its cache; JAX keeps a listener for good, so there is one."""
+
+    def __init__(self) -> None:
+        self.counts = CacheCounts(0, 0.0)
+        jax.monitoring.register_event_listener(self._event)
+        jax.monitoring.register_event_duration_secs_listener(self._duration)
+
+    def _event(self, event: str, **_: Any) -> None:
+        if event == _HIT:
+            self.counts = self.counts._replace(hits=self.counts.hits + 1)
+
+    def _duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event == _SAVED:
+            self.counts = self.counts._replace(seconds_saved=self.counts.seconds_saved + duration_secs)
+
+
+@cache
+def _listener() -> _Listener:
+    return _Listener()
+
+
+def cache_counts() -> CacheCounts:
+    """What the cache on disk gave this process so far; take the difference of two."""
+    return _listener().counts
 
 
 def enable_compilation_cache() -> None:
@@ -23,7 +62,9 @@ def enable_compilation_cache() -> None:
     except RuntimeError:  # a user without a home, as in some containers: compile anew each time
         return
     jax.config.update("jax_compilation_cache_dir", str(root / "paged_jax" / f"programs-{_processor()}"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    # A step has small programs too, and every start would compile them again.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _processor() -> str:

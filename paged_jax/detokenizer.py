@@ -32,7 +32,16 @@ class Detokenizer:
         self._ids: list[int] = []
         self._context: list[int] = []  # the last tokens that gave text
         self._held: list[int] = []  # tokens after them, not in the text yet
-        self.text = ""
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text that was given out."""
+        if (
+            len(self._pieces) > 1
+        ):  # joined when asked for: a string that grows by each token is copied by each
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is settled by it, often "" amid a character."""
@@ -53,7 +62,7 @@ class Detokenizer:
         piece = after[len(before) :]
         if settled:
             self._context, self._held = self._held[:settled], self._held[settled:]
-            self.text += piece
+            self._pieces.append(piece)
         return piece
 
     def _settled(self, text: str) -> int:
@@ -72,5 +81,5 @@ class Detokenizer:
         """Give out what was held back, broken characters included; returns that piece."""
         whole = self._tokenizer.decode(self._ids)
         piece = whole[len(self.text) :] if whole.startswith(self.text) else ""
-        self.text = whole
+        self._pieces = [whole]
         return piece

@@ -9,16 +9,15 @@ from time import monotonic
 from typing import Protocol
 
 from paged_jax.block_allocator import BlockAllocator
-from paged_jax.block_table import BlockTable
-from paged_jax.detokenizer import Detokenizer
-from paged_jax.errors import InvalidArgument, PagedJaxError
-from paged_jax.model_runner import ModelRunner
-from paged_jax.outputs import CompletionOutput, RequestOutput
+from paged_jax.errors import EngineClosed, InvalidArgument
+from paged_jax.outputs import CompletionOutput, RequestOutput, token_logprobs
 from paged_jax.prompt import Prompt, check_length, prompt_ids
-from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, UNSET, SamplingParams
+from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from paged_jax.schedule import Sampled, Schedule
 from paged_jax.scheduler import Scheduler
 from paged_jax.sequence import Request, RequestMetrics, Sequence
-from paged_jax.stats import StepStats, step_stats
+from paged_jax.stats import BlockCounts, StepClock, StepStats, Totals
+from paged_jax.text_stream import TextStream
 
 
 class Tokenizer(Protocol):
@@ -33,16 +32,39 @@ class Tokenizer(Protocol):
         ...
 
 
+class Runner(Protocol):
+    """What computes the steps: a ModelRunner."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the parameters take on the device."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all layers."""
+        ...
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        """A token for each sequence that the schedule decodes."""
+        ...
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        ...
+
+
 class Engine:
     """Owns the requests from arrival to their last token.
 
     vocab_size bounds the ids of prompts; eos_ids end a sequence unless its request ignores them. seed makes
-    the seeds that unseeded requests draw repeatable.
+    the seeds that unseeded requests draw repeatable. last_step is the record of the last step, totals the
+    sums over all.
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         *,
@@ -58,9 +80,11 @@ class Engine:
         self.max_model_len = max_model_len
         self.eos_ids = frozenset(eos_ids)
         self.last_step: StepStats | None = None
+        self.totals = Totals()
         self._closed = False
         self._seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
-        self._detokenizers: dict[str, Detokenizer] = {}
+        self._texts: dict[Sequence, TextStream] = {}
+        self._undelivered: dict[str, Request] = {}  # ended in a step that failed before it could say so
 
     @property
     def allocator(self) -> BlockAllocator:
@@ -70,7 +94,17 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has something to do."""
-        return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished or bool(self._undelivered)
+
+    @property
+    def block_utilization(self) -> float:
+        """Tokens held / slots held, as the last step left it."""
+        return 1.0 if self.last_step is None else self.last_step.block_utilization
+
+    def check_open(self) -> None:
+        """EngineClosed after `close`."""
+        if self._closed:
+            raise EngineClosed("The engine is closed, its memory given back: make a new LLM.")
 
     def make_request(
         self,
@@ -79,95 +113,174 @@ class Engine:
         params: SamplingParams,
         *,
         default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        priority: int = 0,
+        streams: bool = False,
     ) -> Request:
         """Check a prompt and its parameters; nothing is queued or allocated yet.
 
-        default_max_tokens stands in where params gives none; None: up to the end of the context.
+        default_max_tokens stands in where params gives none; None: up to the end of the context. priority:
+        lower goes first. streams: `step` puts out every token, and not the finished request alone.
         """
-        self._check_open()
-        text, ids = prompt_ids(prompt, self.tokenizer, self.vocab_size)
+        self.check_open()
+        text, ids, salt = prompt_ids(prompt, self.tokenizer, self.vocab_size)
         check_length(len(ids), self.max_model_len)
         room = self.max_model_len - len(ids)
-        wanted = default_max_tokens if params.max_tokens is UNSET else params.max_tokens
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        wanted = params.max_tokens_or(default_max_tokens)
         return Request(
             request_id=request_id,
             prompt=text,
             prompt_token_ids=ids,
             params=params,
             max_new_tokens=room if wanted is None else min(wanted, room),
-            stop_token_ids=ends,
+            stop_token_ids=params.end_ids(self.eos_ids),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             metrics=RequestMetrics(arrival_time=monotonic()),
+            priority=priority,
+            cache_salt=salt or "",
+            streams=streams,
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request that make_request has made; InvalidArgument if its id is in use."""
-        self._check_open()
-        if request.request_id in self._detokenizers:
+        """Queue a request that make_request has made.
+
+        InvalidArgument if its id is in use, PoolTooSmall if the pool can never hold it.
+        """
+        self.check_open()
+        if request.request_id in self.scheduler or request.request_id in self._undelivered:
             raise InvalidArgument.of("request_id", request.request_id, "an id that no unfinished request has")
-        self._detokenizers[request.request_id] = Detokenizer(self.tokenizer)
-        self.scheduler.add(Sequence(request, 0, BlockTable(self.allocator, request.request_id)))
+        self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Take a request back and free what it holds; unknown or finished ids change nothing."""
         self.scheduler.abort(request_id)
-        self._detokenizers.pop(request_id, None)
-
-    @property
-    def block_utilization(self) -> float:
-        """Tokens held / slots held, as the last step left it."""
-        return 1.0 if self.last_step is None else self.last_step.block_utilization
+        self._undelivered.pop(request_id, None)
+        self._drop_texts()
 
     def close(self) -> None:
         """Abort everything and give the device's memory back; harmless when repeated."""
         self._closed = True
-        for request_id in list(self._detokenizers):
-            self.abort(request_id)
+        for request_id in list(self.scheduler.queues.by_id):
+            self.scheduler.abort(request_id)
+        self._undelivered.clear()
+        self._texts.clear()
         self.runner.close()
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests that got a token, in the order they run.
+        """Run one step; returns the requests that ended, and of those that stream all that got a token.
 
-        A step that fails, or is interrupted, sets every running sequence back: the next step begins to
-        compute them again from their tokens.
+        A step that fails, or is interrupted, sets every running request back: the next step begins to
+        compute them again from their tokens. No token that was taken is lost; a request that ended in the
+        step that failed is put out by the next one.
         """
-        self._check_open()
+        self.check_open()
         if self.allocator.audit is not None:
             self.allocator.audit.step += 1
         try:
-            schedule = self.scheduler.schedule()
-            if schedule is None:
-                return []
-            tokens = self.runner.execute(schedule)
+            return self._step()
         except BaseException:
+            for request_id, request in self.scheduler.queues.by_id.items():
+                if request.is_finished:
+                    self._undelivered[request_id] = request
             self.scheduler.set_back_all()
             raise
-        self.last_step = step_stats(schedule, self.scheduler, self.allocator)
-        return [self._output(sequence) for sequence in self.scheduler.update(schedule, tokens)]
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PagedJaxError("The engine is closed, its memory given back: make a new LLM.")
-
-    def _output(self, sequence: Sequence) -> RequestOutput:
-        request = sequence.request
-        detokenizer = self._detokenizers[request.request_id]
-        detokenizer.push(sequence.token_ids[-1])
-        if sequence.is_finished:
-            detokenizer.finish()
-            del self._detokenizers[request.request_id]
-        completion = CompletionOutput(
-            index=sequence.index,
-            text=detokenizer.text,
-            token_ids=sequence.output_token_ids,
-            finish_reason=sequence.finish_reason,
+    def _step(self) -> list[RequestOutput]:
+        scheduler, cache = self.scheduler, self.scheduler.prefix_cache
+        clock = StepClock(monotonic())
+        if cache is not None:
+            clock.queried_before, clock.hits_before = cache.queried_tokens, cache.hit_tokens
+        late = self._take_undelivered()
+        schedule = scheduler.schedule()
+        if schedule is None:
+            self._undelivered.clear()
+            return late
+        clock.scheduled = monotonic()
+        clock.blocks = BlockCounts.of(scheduler)
+        sampled = self.runner.execute(schedule) if schedule else Sampled([])
+        clock.executed = monotonic()
+        update = scheduler.update(schedule, sampled)
+        outputs = self._take_texts(update.advanced)
+        self.last_step = clock.record(
+            schedule,
+            scheduler,
+            latencies=update.latencies,
+            block_bytes=self.runner.block_bytes,
+            now=monotonic(),
         )
+        self.totals.add(self.last_step)
+        self._undelivered.clear()
+        return late + outputs
+
+    def _take_texts(self, advanced: list[Sequence]) -> list[RequestOutput]:
+        """Tokens to text; what a stop string ends ends here. The outputs that the step gives."""
+        shown: dict[str, Request] = {}
+        ended = []
+        for sequence in advanced:
+            request = sequence.request
+            self._push_tokens(sequence)
+            if sequence.is_finished:
+                ended.append(request)
+            if request.streams or sequence.is_finished:
+                shown[request.request_id] = request
+        outputs = [self._output(r) for r in shown.values() if r.streams or r.is_finished]
+        self.scheduler.retire(ended)
+        if ended:
+            self._drop_texts()
+        return outputs
+
+    def _take_undelivered(self) -> list[RequestOutput]:
+        for request in self._undelivered.values():
+            for sequence in request.sequences:
+                self._push_tokens(sequence)
+        return [self._output(request) for request in self._undelivered.values()]
+
+    def _push_tokens(self, sequence: Sequence) -> None:
+        """Give the text of a sequence the tokens that it lacks, and end it at a stop string."""
+        stream = self._text(sequence)
+        params = sequence.request.params
+        matched = None
+        lacking = len(sequence.request.prompt_token_ids) + stream.num_tokens
+        for token in sequence.token_ids[lacking:]:
+            matched = matched or stream.push(token, may_stop=stream.num_tokens >= params.min_tokens)
+        if sequence.is_finished and matched is None:
+            matched = stream.finish()
+        if matched is not None:
+            sequence.finish("stop", monotonic())
+            sequence.finish_reason, sequence.stop_reason = "stop", matched
+
+    def _text(self, sequence: Sequence) -> TextStream:
+        if sequence not in self._texts:
+            params = sequence.request.params
+            self._texts[sequence] = TextStream(self.tokenizer, params.stop, params.include_stop_str_in_output)
+        return self._texts[sequence]
+
+    def _drop_texts(self) -> None:
+        for sequence in list(self._texts):
+            name = sequence.request.request_id
+            if name not in self.scheduler and name not in self._undelivered:
+                del self._texts[sequence]
+
+    def _output(self, request: Request) -> RequestOutput:
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[completion],
-            finished=sequence.is_finished,
+            outputs=[self._completion(sequence) for sequence in request.sequences],
+            finished=request.is_finished,
             metrics=request.metrics,
+        )
+
+    def _completion(self, sequence: Sequence) -> CompletionOutput:
+        wanted = sequence.request.params.logprobs
+        logprobs = None
+        if wanted is not None:
+            logprobs = token_logprobs(sequence.logprobs, self.tokenizer, wanted)
+        return CompletionOutput(
+            index=sequence.index,
+            text=self._text(sequence).text,
+            token_ids=sequence.output_token_ids,
+            cumulative_logprob=None if wanted is None else sum(t.logprob for t in sequence.logprobs),
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
@@ -11,6 +12,8 @@ from paged_jax.errors import InvalidArgument
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("auto", "triton", "xla")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
+LOGPROBS_MODES = ("raw", "processed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +33,22 @@ class EngineOptions:
     implementation: Literal["auto", "triton", "xla"] = "auto"
     kv_audit: AuditLog | None = None
     seed: int | None = None
+    enable_prefix_caching: bool = True
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    swap_space_gib: float = 4.0
+    batch_invariant: bool = False
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    warm_up: bool = True
 
     def __post_init__(self) -> None:
         """Check each option by itself; what depends on the model is checked when it is loaded."""
-        if self.dtype not in DTYPES:
-            raise InvalidArgument.of("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        if self.implementation not in IMPLEMENTATIONS:
-            expected = f"one of {', '.join(IMPLEMENTATIONS)}"
-            raise InvalidArgument.of("implementation", self.implementation, expected)
+        self._choice("dtype", DTYPES)
+        self._choice("implementation", IMPLEMENTATIONS)
+        self._choice("preemption_mode", PREEMPTION_MODES)
+        self._choice("logprobs_mode", LOGPROBS_MODES)
+        for name in ("enable_prefix_caching", "batch_invariant", "warm_up"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument.of(name, getattr(self, name), "True or False")
         self._integer("block_size", 1, "16 and 32 suit chat.")
         self._integer("max_num_seqs", 1)
         self._integer("max_num_batched_tokens", 1)
@@ -51,12 +62,37 @@ class EngineOptions:
             raise InvalidArgument.of("kv_audit", self.kv_audit, "a paged_jax.audit.AuditLog, or None")
         size = self.kv_cache_gib
         if size is not None:
-            if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < float("inf"):
+            if not _is_size(size) or size == 0:
                 raise InvalidArgument.of("kv_cache_gib", size, "a number of GiB above 0, or None")
             if self.num_blocks is not None:
                 raise InvalidArgument(
                     f"num_blocks={self.num_blocks} and kv_cache_gib={size}: both size the pool; give one."
                 )
+        self._preemption()
+
+    def _preemption(self) -> None:
+        """Check swap space and preemption mode together; batch_invariant turns "auto" into "swap"."""
+        size = self.swap_space_gib
+        if not _is_size(size):
+            raise InvalidArgument.of("swap_space_gib", size, "a number of GiB, 0 or more")
+        object.__setattr__(self, "swap_space_gib", float(size))
+        if self.batch_invariant:
+            if self.preemption_mode == "recompute":
+                raise InvalidArgument(
+                    "batch_invariant=True and preemption_mode='recompute': keys and values that are computed"
+                    ' again come out of other shapes; leave preemption_mode to "auto", which means swap here.'
+                )
+            object.__setattr__(self, "preemption_mode", "swap")
+        if self.preemption_mode == "swap" and size == 0:
+            which = "batch_invariant=True" if self.batch_invariant else "preemption_mode='swap'"
+            raise InvalidArgument(
+                f"{which} and swap_space_gib=0: there is nowhere to swap to; give a swap_space_gib above 0."
+            )
+
+    def _choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidArgument.of(name, value, f"one of {', '.join(choices)}")
 
     def _integer(self, name: str, smallest: int, hint: str = "") -> None:
         """Keep the option as a plain int; numpy's integers are welcome."""
@@ -64,3 +100,12 @@ class EngineOptions:
         if not isinstance(value, Integral) or isinstance(value, bool) or value < smallest:
             raise InvalidArgument.of(name, value, f"an integer >= {smallest}", hint)
         object.__setattr__(self, name, int(value))
+
+
+def _is_size(value: object) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return 0 <= float(value) < math.inf
+    except OverflowError:  # an int past the largest float
+        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "AllocatorCorruption",
     "DoubleFree",
+    "EngineClosed",
     "InvalidArgument",
     "InvalidBlock",
     "InvalidPrompt",
@@ -54,6 +55,13 @@ class PromptTooLong(InvalidPrompt):
 
 class PoolTooSmall(InvalidArgument):
     """The block pool can never hold what was asked for."""
+
+
+# -- the engine --------------------------------------------------------------------------------------------
+
+
+class EngineClosed(PagedJaxError):
+    """An engine, or an LLM, was used after it was closed and its memory given back."""
 
 
 # -- blocks ------------------------------------------------------------------------------------------------

@@ -6,24 +6,28 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from paged_jax.audit import AuditLog
-from paged_jax.capacity import format_bytes
+from paged_jax.capacity import blocks_for_tokens, format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
 from paged_jax.engine_options import EngineOptions
-from paged_jax.errors import InvalidArgument, InvalidPrompt, TokenizerError
+from paged_jax.errors import InvalidPrompt
+from paged_jax.llm_call import LLMCall, OnError, params_of_each, priorities_of_each
 from paged_jax.loader import our_errors
+from paged_jax.notes import note
 from paged_jax.outputs import RequestOutput
-from paged_jax.progress import track_requests
 from paged_jax.prompt import Prompt, prompt_list
-from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, UNSET, SamplingParams
-from paged_jax.sequence import Request
+from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+
+if TYPE_CHECKING:
+    from paged_jax.programs import WarmUp
 
 Message = Mapping[str, object]
+_T = TypeVar("_T")
 
 
 class LLM:
@@ -37,14 +41,24 @@ class LLM:
     block_size: tokens a block. num_blocks: blocks of the pool, the null block included; kv_cache_gib: its
     size instead, in GiB; neither: 80 % of the device memory left over, on a CPU 1 GiB or a quarter of the
     free RAM.
-    max_num_seqs: sequences that run at once. max_num_batched_tokens: prompt tokens of a step at most.
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens that a step computes at most.
+    enable_prefix_caching: keep the blocks of finished requests, and let a prompt that begins like an earlier
+    one (with the same cache_salt) share them.
+    preemption_mode: what happens to a request's keys and values when it has to give its blocks back:
+    "recompute" them later, "swap" them to host memory and back, or "auto": whichever is estimated to be
+    faster. swap_space_gib: host memory for that, at most; taken when it is first needed.
+    batch_invariant: the same answers to the bit whatever shares the batch, at a price in speed; it swaps.
+    logprobs_mode: "raw": log-probabilities of the model's logits; "processed": of what is sampled from,
+    after min_tokens, temperature, top_k and top_p.
+    warm_up: compile every program before the first request, and not when it is first needed.
     implementation: of the paged attention. "auto": the Triton kernels on an NVIDIA GPU where they support
     the model's shapes, else XLA; "triton": those kernels or an error (interpreted, slowly, off a GPU);
     "xla": never them.
     kv_audit: a log that gets a record of all that happens to each block.
     seed: makes the choices of unseeded requests repeatable from one LLM to the next.
 
-    Threads may share it: calls from several run one after the other. use_tqdm shows a bar while weights load.
+    Threads may share it: calls from several run one after the other. use_tqdm shows bars while weights load
+    and programs compile, and then what describe() says, on standard error.
     A context manager: leaving it, or `close()`, gives the memory back.
     """
 
@@ -59,6 +73,12 @@ class LLM:
         kv_cache_gib: float | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        enable_prefix_caching: bool = True,
+        preemption_mode: Literal["auto", "recompute", "swap"] = "auto",
+        swap_space_gib: float = 4.0,
+        batch_invariant: bool = False,
+        logprobs_mode: Literal["raw", "processed"] = "raw",
+        warm_up: bool = True,
         implementation: Literal["auto", "triton", "xla"] = "auto",
         kv_audit: AuditLog | None = None,
         seed: int | None = None,
@@ -72,6 +92,12 @@ class LLM:
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            preemption_mode=preemption_mode,
+            swap_space_gib=swap_space_gib,
+            batch_invariant=batch_invariant,
+            logprobs_mode=logprobs_mode,
+            warm_up=warm_up,
             implementation=implementation,
             kv_audit=kv_audit,
             seed=seed,
@@ -83,6 +109,10 @@ class LLM:
         self.generation_defaults = built.loaded.generation
         self._request_ids = itertools.count()
         self._lock = threading.Lock()
+        if use_tqdm:
+            if built.warm_up is not None:
+                note(_warm_up_line(built.warm_up))
+            note(self.describe())
 
     @property
     def max_model_len(self) -> int:
@@ -90,15 +120,18 @@ class LLM:
         return self.engine.max_model_len
 
     def describe(self) -> str:
-        """One line on what weights and pool take and hold."""
-        allocator = self.engine.allocator
-        usable = allocator.num_blocks - 1
-        tokens = usable * allocator.block_size
-        cache = tokens * self.kv_shape.bytes_per_token
+        """One line on what the weights take, and the pool and the swap space hold."""
+        allocator, scheduler = self.engine.allocator, self.engine.scheduler
+        usable, block_bytes = allocator.num_blocks - 1, self.engine.runner.block_bytes
+        at_once = usable / blocks_for_tokens(self.max_model_len, allocator.block_size)
+        swap = scheduler.preemption.space.num_blocks
         return (
-            f"weights {format_bytes(self.engine.runner.weight_bytes)}; KV cache {usable} blocks of"
-            f" {allocator.block_size} tokens = {tokens:,} tokens, {format_bytes(cache)};"
-            f" {self.max_model_len:,} tokens a sequence at most"
+            f"weights {format_bytes(self.engine.runner.weight_bytes)}; KV cache {usable:,} blocks of"
+            f" {allocator.block_size} tokens = {usable * allocator.block_size:,} tokens,"
+            f" {format_bytes(usable * block_bytes)}: {at_once:,.1f} sequences of max_model_len="
+            f"{self.max_model_len:,} tokens at once; "
+            + (f"swap space {swap:,} blocks, {format_bytes(swap * block_bytes)}" if swap else "no swap space")
+            + f"; prefix caching {'off' if scheduler.prefix_cache is None else 'on'}"
         )
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -121,21 +154,37 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        on_error: OnError = "raise",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt; the outputs come in the prompts' order.
 
-        prompts: a str or {"prompt_token_ids": [...]}, or a list of them. sampling_params: one for all, or
-        one each; None: get_default_sampling_params(). Everything is checked before anything runs; an error
-        names the prompt by its index, and leaves nothing behind.
+        prompts: a str, {"prompt": str} or {"prompt_token_ids": [...]}, or a list of them; the dicts may have
+        a "cache_salt" too: only prompts of the same salt share cached blocks.
+        sampling_params: one for all, or one each; None: get_default_sampling_params(). priority: one for
+        all, or one each; lower ones go first.
+        on_error: "raise": everything is checked before anything runs; the error names the first bad prompt by
+        its index and leaves nothing behind. "return": a bad prompt's output has its .error and no .outputs;
+        the others are answered.
         """
-        return self._run(prompt_list(prompts), sampling_params, DEFAULT_MAX_TOKENS, use_tqdm)
+        return self._run(
+            prompt_list(prompts),
+            lambda prompt: prompt,
+            sampling_params,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            priority=priority,
+            on_error=on_error,
+            use_tqdm=use_tqdm,
+        )
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        on_error: OnError = "raise",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, through the model's chat template.
@@ -147,15 +196,16 @@ class LLM:
             raise InvalidPrompt(
                 f'messages={messages!r}: expected [{{"role": ..., "content": ...}}, ...] or several of them.'
             )
-        several = not isinstance(messages[0], Mapping)
-        conversations = messages if several else [messages]
-        prompts = []
-        for index, conversation in enumerate(conversations):
-            try:
-                prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]  # told apart above
-            except TokenizerError as error:
-                raise TokenizerError(f"conversation {index}: {error}") from error
-        return self._run(prompts, sampling_params, None, use_tqdm)
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        return self._run(
+            conversations,
+            self.chat_prompt,  # type: ignore[arg-type]  # one conversation or several, told apart above
+            sampling_params,
+            default_max_tokens=None,
+            priority=priority,
+            on_error=on_error,
+            use_tqdm=use_tqdm,
+        )
 
     def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
         """A conversation as the prompt that chat generates from.
@@ -166,7 +216,7 @@ class LLM:
             return self.tokenizer.apply_chat_template(messages)
 
     def close(self) -> None:
-        """Give the memory of weights and cache back; any later use raises PagedJaxError."""
+        """Give the memory of weights and cache back; any later use raises EngineClosed."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -181,77 +231,36 @@ class LLM:
 
     def _run(
         self,
-        prompts: list[Prompt],
+        items: Sequence[_T],
+        as_prompt: Callable[[_T], Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
         default_max_tokens: int | None,
+        priority: int | Sequence[int],
+        on_error: OnError,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = self._params_list(sampling_params, len(prompts))
-        requests = []
-        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            try:
-                request = self.engine.make_request(
-                    f"llm-{next(self._request_ids)}", prompt, own, default_max_tokens=default_max_tokens
-                )
-            except InvalidArgument as error:
-                raise type(error)(f"prompt {index}: {error}") from error
-            requests.append(request)
-        with self._lock:
-            outputs = self._finish_all(requests, use_tqdm)
-        _warn_of_cut_answers(outputs, params, default_max_tokens)
-        return outputs
-
-    def _params_list(
-        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
+        self.engine.check_open()
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        if isinstance(sampling_params, SamplingParams):
-            return [sampling_params] * count
-        if not isinstance(sampling_params, Sequence) or not all(
-            isinstance(params, SamplingParams) for params in sampling_params
-        ):
-            raise InvalidArgument.of("sampling_params", sampling_params, "a SamplingParams or a list of them")
-        if len(sampling_params) != count:
-            raise InvalidArgument(
-                f"{len(sampling_params)} sampling_params for {count} prompts: expected one, or one each."
-            )
-        return list(sampling_params)
-
-    def _finish_all(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        ours: dict[str, RequestOutput | None] = {}
-        finished = tokens = 0
-        try:
-            for request in requests:
-                self.engine.add(request)
-                ours[request.request_id] = None
-            with track_requests(len(requests), use_tqdm) as progress:
-                while finished < len(requests):
-                    for output in self.engine.step():
-                        tokens += 1
-                        if output.finished and output.request_id in ours:
-                            ours[output.request_id] = output
-                            finished += 1
-                    progress(finished, tokens, self.engine.block_utilization)
-        finally:  # after an error, or Ctrl-C, nothing of this call stays behind
-            for request_id in ours:
-                self.engine.abort(request_id)
-        return [output for output in ours.values() if output is not None]
-
-
-def _warn_of_cut_answers(
-    outputs: list[RequestOutput], params: list[SamplingParams], default_max_tokens: int | None
-) -> None:
-    cut = [
-        output
-        for output, own in zip(outputs, params, strict=True)
-        if own.max_tokens is UNSET
-        and output.outputs[0].finish_reason == "length"
-        and len(output.outputs[0].token_ids) == default_max_tokens
-    ]
-    if cut:
-        warnings.warn(
-            f"{len(cut)} of {len(outputs)} answers were cut at the default max_tokens={default_max_tokens}:"
-            " pass SamplingParams(max_tokens=...), or max_tokens=None to go on to the context's end.",
-            stacklevel=4,
+        call = LLMCall(
+            self.engine,
+            params_of_each(sampling_params, len(items)),
+            priorities_of_each(priority, len(items)),
+            default_max_tokens=default_max_tokens,
+            on_error=on_error,
         )
+        call.check(items, as_prompt, self._request_ids)
+        with self._lock:
+            outputs = call.run(use_tqdm)
+        if cut := call.cut_answers():
+            warnings.warn(cut, stacklevel=3)
+        return outputs
+
+
+def _warm_up_line(warm_up: WarmUp) -> str:
+    """What the start compiled, in a line."""
+    line = f"{warm_up.num_programs} programs ready in {warm_up.seconds:.1f} s"
+    if warm_up.cache_hits:
+        line += f", {warm_up.cache_hits} of them from the cache on disk"
+    return line

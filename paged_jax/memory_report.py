@@ -40,7 +40,7 @@ class MemorySnapshot:
         """The running sequences as they stand."""
         holdings = (
             Holding(sequence.request.request_id, tuple(sequence.table.blocks), sequence.table.num_tokens)
-            for sequence in scheduler.running
+            for sequence in scheduler.queues.running_sequences
         )
         allocator = scheduler.allocator
         return cls(tuple(holdings), allocator.num_blocks, allocator.block_size)
@@ -52,13 +52,23 @@ class MemorySnapshot:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the sequences hold."""
+        """Tokens that the sequences hold, a shared one counted for each of them."""
         return sum(holding.num_tokens for holding in self.holdings)
 
     @property
+    def stored_tokens(self) -> int:
+        """Tokens that the blocks in use hold, a shared block's counted once."""
+        filled: dict[int, int] = {}
+        for holding in self.holdings:
+            for place, block in enumerate(holding.blocks):
+                tokens = min(holding.num_tokens - place * self.block_size, self.block_size)
+                filled[block] = max(tokens, filled.get(block, 0))
+        return sum(filled.values())
+
+    @property
     def block_utilization(self) -> float:
-        """Tokens / slots of the blocks in use; 1 where nothing is in use."""
-        return self.tokens / (self.blocks_used * self.block_size) if self.blocks_used else 1.0
+        """Stored tokens / slots of the blocks in use; 1 where nothing is in use."""
+        return self.stored_tokens / (self.blocks_used * self.block_size) if self.blocks_used else 1.0
 
     @property
     def expected_utilization(self) -> float:

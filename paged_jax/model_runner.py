@@ -1,174 +1,239 @@
-"""Runs steps on the device: holds the weights and the cache, and the jitted programs over them."""
+"""Runs steps on the device: holds the weights, the cache and the rows, and the programs over them."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
-from paged_jax.batch import Batch, BatchShape, Variant, pack, unpack
-from paged_jax.capacity import blocks_for_tokens
+from paged_jax.batch import prefill_elements
+from paged_jax.buckets import Buckets, ProgramKey
+from paged_jax.device_step import Decoder, DeviceStep
+from paged_jax.host_pool import HostPool, block_shape, swap_blocks
 from paged_jax.kv_cache import Cache
-from paged_jax.sampler import sample
-from paged_jax.scheduler import Schedule
-from pallas_kernels import Implementation, Metadata, copy_blocks_of_layers
+from paged_jax.logprobs import LogprobArrays, unpack_logprobs
+from paged_jax.packed_step import PackedStep, Packer, batches
+from paged_jax.programs import Programs, Progress, WarmUp
+from paged_jax.rows import RowState, allocate_rows, packed_row
+from paged_jax.sampler import LogprobsMode
+from paged_jax.schedule import Sampled, Schedule
+from pallas_kernels import Implementation
 
 
-class Decoder(Protocol):
-    """What an nnx module must offer to be run."""
+class LaunchedStep(NamedTuple):
+    """What a step will have computed: arrays on the device, on their way to the host."""
 
-    def __call__(self, tokens: Array, cache: Cache, metadata: Metadata) -> tuple[Array, Cache]:
-        """int32 [num_tokens] -> hidden [num_tokens, hidden_size], and the cache with their K/V."""
-        ...
-
-    def logits(self, hidden: Array) -> Array:
-        """[num_seqs, hidden_size] -> float32 [num_seqs, vocab_size]."""
-        ...
-
-
-class Buckets:
-    """The static shapes that steps are padded to, so that a handful of programs serves every batch."""
-
-    def __init__(
-        self,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_prefill_seqs: int,
-        max_model_len: int,
-        block_size: int,
-        min_rows: int = 1,
-    ) -> None:
-        # One row reads the weights once and is worth a program of its own; from 8 on, padding costs little.
-        self.decode = _sizes([1, 8, 32, 64, 128, 256, 512, 1024], max_num_seqs, min_rows)
-        self.prefill = _sizes([32 << i for i in range(16)], max_num_batched_tokens, min_rows)
-        self.prefill_seqs = max(max_prefill_seqs, min_rows)
-        self.max_blocks = blocks_for_tokens(max_model_len, block_size)
-
-    def shape(self, schedule: Schedule) -> BatchShape:
-        """The smallest shape that holds a schedule."""
-        num_tokens = sum(entry.num_tokens for entry in schedule.entries)
-        if schedule.phase == "decode":
-            rows = next(size for size in self.decode if size >= num_tokens)
-            return BatchShape("decode", rows, rows, self.max_blocks)
-        padded = next(size for size in self.prefill if size >= num_tokens)
-        return BatchShape("prefill", padded, self.prefill_seqs, self.max_blocks)
-
-    @property
-    def largest_prefill(self) -> BatchShape:
-        """The shape whose program needs the most memory beside its arguments."""
-        return BatchShape("prefill", self.prefill[-1], self.prefill_seqs, self.max_blocks)
-
-
-def _sizes(steps: list[int], largest: int, smallest: int) -> list[int]:
-    return [*(size for size in steps if smallest <= size < largest), max(largest, smallest)]
+    staged: list[Array]
+    tokens: Array | None
+    logprobs: LogprobArrays | None
 
 
 class ModelRunner:
     """One decoder on the default device. The cache is handed over by `allocate`."""
 
-    def __init__(self, decoder: Decoder, buckets: Buckets, implementation: Implementation = "auto") -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        buckets: Buckets,
+        implementation: Implementation = "auto",
+        *,
+        logprobs_mode: LogprobsMode = "raw",
+    ) -> None:
         self.buckets = buckets
-        # Split once: a call with flat leaves costs a fraction of one with an nnx module.
-        self._graphdef, state = nnx.split(decoder)
-        self._leaves, self._structure = jax.tree.flatten(state)
+        self._step = DeviceStep(
+            decoder,
+            prefill_seqs=buckets.prefill_seqs,
+            implementation=implementation,
+            logprobs_mode=logprobs_mode,
+            capturable=buckets.capturable,
+        )
         self._cache: Cache = ()
-        self._num_slots = 0
-        self._step = jax.jit(self._run, static_argnames=("shape", "variant"), donate_argnames=("cache",))
-        copy = partial(_copy_blocks, implementation=implementation)
-        self._copy = jax.jit(copy, donate_argnames=("cache",))
+        self._state: RowState | None = None
+        self._host_pool: HostPool | None = None
+        self._packer: Packer | None = None
+        self._programs = Programs(lambda key: self.trace(key, self._cache))
 
     @property
     def weight_bytes(self) -> int:
         """Bytes that the parameters take on the device."""
-        return sum(leaf.nbytes for leaf in self._leaves)
+        return sum(leaf.nbytes for leaf in self._step.leaves)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the model consists of."""
+        return sum(leaf.size for leaf in self._step.leaves)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, K and V of every layer."""
+        return sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(self._cache))
 
     @property
     def cache(self) -> Cache:
         """The pools as the last step left them."""
         return self._cache
 
-    def allocate(self, cache: Cache) -> None:
-        """Take over the pools; from now on they belong to the runner's steps."""
-        self._cache = cache
-        num_blocks, _, block_size, _ = cache[0].k.shape
-        self._num_slots = num_blocks * block_size
+    @property
+    def program_keys(self) -> list[ProgramKey]:
+        """Every program that a step can need."""
+        return self.buckets.program_keys(swap_blocks(self._cache) if self._host_pool else 0)
 
-    def execute(self, schedule: Schedule) -> list[int]:
-        """Compute a step; returns the token sampled for each of its entries.
+    @property
+    def num_programs(self) -> int:
+        """How many those are."""
+        return len(self.program_keys)
 
-        After a failure the pools are there, but nothing that a running sequence has in them counts.
+    @property
+    def compilations(self) -> int:
+        """How many of them were compiled, ahead or when they were first needed."""
+        return len(self._programs)
+
+    def allocate(self, cache: Cache, num_host_blocks: int = 0) -> None:
+        """Take over the pools, which from now on belong to the runner's steps; make rows for the sequences.
+
+        num_host_blocks: of the swap space in the host's memory, which is taken when it is first used.
         """
-        batch = pack(schedule, self.buckets.shape(schedule), num_slots=self._num_slots)
+        if self._cache and (cache[0].k.shape, len(cache)) != (self._cache[0].k.shape, len(self._cache)):
+            self._programs.clear()
+        self._cache = cache
+        self._state = allocate_rows(self.buckets.max_num_seqs, self.buckets.max_blocks)
+        self._host_pool = HostPool(num_host_blocks, cache) if num_host_blocks else None
+        self._packer = Packer(
+            self.buckets,
+            num_blocks=cache[0].num_blocks,
+            swap_blocks=swap_blocks(cache),
+            host_pool=self._host_pool,
+        )
+
+    def warm_up(self, progress: Progress = lambda done, total, cache_hits: None) -> WarmUp:
+        """Compile every program that a step can need: after it no step compiles."""
+        return self._programs.warm_up(self.program_keys, progress)
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        """Compute a step; returns the token sampled for each of its decode sequences.
+
+        After a failure the pools and the rows are there, but nothing that a sequence has in them counts:
+        sequences are to be computed again from their tokens, and their rows placed.
+        """
         try:
-            self._copy_first(schedule.copies)
-            tokens = self._launch(batch)
-            return np.asarray(tokens)[: len(schedule.entries)].tolist()
+            launched = self._launch(self._pack(schedule))
+            return self._fetch(schedule, launched)
         except BaseException:
-            self._cache = jax.tree.map(_unless_lost, self._cache)
+            self._recover()
             raise
 
-    def trace(self, cache: Cache, shape: BatchShape, variant: Variant) -> jax.stages.Traced:
-        """The program that a step of this shape runs over such a cache; weights and cache may be abstract."""
-        packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-        return self._step.trace(self._leaves, cache, packed, shape=shape, variant=variant)
+    def trace(self, key: ProgramKey, cache: Cache) -> jax.stages.Traced:
+        """A program over such a cache; weights and cache may be abstract."""
+        step, state, size = self._step, self._abstract_rows(), key.size
 
-    def trace_copies(self, cache: Cache, num_pairs: int) -> jax.stages.Traced:
-        """The program that copies so many blocks in every layer; the cache may be abstract."""
-        return self._copy.trace(cache, jax.ShapeDtypeStruct((2, num_pairs), jnp.int32))
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        match key.kind:
+            case "decode":
+                return step.decode.trace(step.leaves, cache, state, ints(3, size), variant=key.variant)
+            case "prefill":
+                packed = ints(prefill_elements(size, self.buckets.prefill_seqs))
+                return step.prefill.trace(step.leaves, cache, state.tables, packed)
+            case "place":
+                return step.place.trace(state, ints(size, packed_row(self.buckets.max_blocks)))
+            case "copy":
+                return step.copy.trace(cache, ints(2, size))
+            case "swap_out":
+                return step.swap_out.trace(cache, ints(size))
+            case "swap_in":
+                staged = jax.ShapeDtypeStruct((size, *block_shape(cache)), cache[0].k.dtype)
+                return step.swap_in.trace(cache, ints(size), staged)
 
     def largest_temporaries(self, cache: Cache) -> int:
-        """Bytes that the largest program needs beside weights, cache and packed array."""
-        program = self.trace(cache, self.buckets.largest_prefill, "filtered").lower().compile()
-        analysis = program.memory_analysis()
-        if analysis is None:
-            return 0
-        return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        """Bytes that the largest program needs beside weights, cache, rows and packed array."""
+        prefill = ProgramKey("prefill", self.buckets.prefill[-1])
+        decode = ProgramKey("decode", self.buckets.decode[-1], "full")
+        return max(_temporaries(self.trace(key, cache)) for key in (prefill, decode))
 
     def close(self) -> None:
-        """Give the device's memory back."""
-        for leaf in [*self._leaves, *jax.tree.leaves(self._cache)]:
+        """Give the device's memory back, and the swap space."""
+        for leaf in jax.tree.leaves((self._step.leaves, self._cache, self._state)):
             leaf.delete()
-        self._leaves, self._cache = [], ()
+        self._step.leaves, self._cache, self._state, self._host_pool, self._packer = [], (), None, None, None
+        self._programs.clear()
 
-    def _copy_first(self, copies: list[tuple[int, int]]) -> None:
-        """Copy-on-write: all of a step's copies in one call, before anything of the step is written."""
-        if not copies:
-            return
-        num_blocks = self._cache[0].k.shape[0]
-        size = 1 << (len(copies) - 1).bit_length()
-        # Padding pairs copy the null block to places past the pool's end, each its own: nowhere.
-        pairs = np.zeros((2, size), np.int32)
-        pairs[1] = num_blocks + np.arange(size)
-        pairs[:, : len(copies)] = np.array(copies, np.int32).T
-        self._cache = self._copy(self._cache, jnp.asarray(pairs))
+    def _abstract_rows(self) -> RowState:
+        return jax.eval_shape(lambda: allocate_rows(self.buckets.max_num_seqs, self.buckets.max_blocks))
 
-    def _launch(self, batch: Batch) -> Array:
-        packed = jnp.asarray(batch.packed)
-        tokens, self._cache = self._step(
-            self._leaves, self._cache, packed, shape=batch.shape, variant=batch.variant
+    # -- a step, in three stages -------------------------------------------------------------------------
+
+    def _pack(self, schedule: Schedule) -> PackedStep:
+        """Everything that crosses to the device, as fresh arrays. Reads the swap space, changes nothing."""
+        assert self._packer is not None, "allocate first"
+        return self._packer.pack(schedule)
+
+    def _launch(self, step: PackedStep) -> LaunchedStep:
+        """Start every program, and the copies of their results to the host; waits for none."""
+        leaves = self._step.leaves
+        staged = [self._programs[key](self._cache, ids) for key, ids in step.swap_out]
+        for array in staged:
+            array.copy_to_host_async()
+        for key, pairs in step.copies:
+            self._cache = self._programs[key](self._cache, pairs)
+        for (key, ids), blocks in step.swap_in:
+            self._cache = self._programs[key](self._cache, ids, blocks)
+        for key, rows in step.place:
+            self._state = self._programs[key](self._rows, rows)
+        for key, packed in step.prefill:
+            self._cache = self._programs[key](leaves, self._cache, self._rows.tables, packed)
+        if step.decode is None:
+            return LaunchedStep(staged, None, None)
+        key, packed = step.decode
+        tokens, logprobs, self._cache, self._state = self._programs[key](
+            leaves, self._cache, self._rows, packed
         )
-        return tokens
+        if not step.wants_logprobs:
+            logprobs = None
+        for array in jax.tree.leaves((tokens, logprobs)):
+            array.copy_to_host_async()
+        return LaunchedStep(staged, tokens, logprobs)
 
-    def _run(
-        self, leaves: list[Array], cache: Cache, packed: Array, *, shape: BatchShape, variant: Variant
-    ) -> tuple[Array, Cache]:
-        state = jax.tree.unflatten(self._structure, leaves)
-        decoder: Decoder = nnx.merge(self._graphdef, state)
-        tokens, metadata, last, sampling = unpack(packed, shape)
-        hidden, cache = decoder(tokens, cache, metadata)
-        return sample(decoder.logits(hidden[last]), sampling, variant), cache
+    def _fetch(self, schedule: Schedule, launched: LaunchedStep) -> Sampled:
+        """Wait for what was launched: the swap space has its blocks, and the host the tokens."""
+        if launched.staged:
+            assert self._host_pool is not None, "allocated without a swap space"
+            pairs_of_calls = batches(schedule.swap_out, swap_blocks(self._cache))
+            for pairs, staged in zip(pairs_of_calls, launched.staged, strict=True):
+                self._host_pool.write([host for _, host in pairs], np.asarray(staged))
+        if launched.tokens is None:
+            return Sampled([])
+        tokens = np.asarray(launched.tokens)[: len(schedule.decode)].tolist()
+        if launched.logprobs is None:
+            return Sampled(tokens)
+        return Sampled(tokens, unpack_logprobs(schedule.decode, tokens, launched.logprobs))
+
+    def _recover(self) -> None:
+        """Zeros in the place of arrays that a failed step took, or whose value never came to be."""
+        self._cache, self._state = jax.tree.map(_sound, (self._cache, self._state))
+
+    @property
+    def _rows(self) -> RowState:
+        assert self._state is not None, "allocate first"
+        return self._state
 
 
-def _copy_blocks(cache: Cache, pairs: Array, *, implementation: Implementation) -> Cache:
-    return copy_blocks_of_layers(cache, pairs[0], pairs[1], implementation=implementation)
+def _temporaries(traced: jax.stages.Traced) -> int:
+    analysis = traced.lower().compile().memory_analysis()
+    if analysis is None:
+        return 0
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
 
 
-def _unless_lost(pool: Array) -> Array:
-    """The pool, or an empty one where a step took it as donated and then failed."""
-    return jnp.zeros(pool.shape, pool.dtype) if pool.is_deleted() else pool
+def _sound(array: Array) -> Array:
+    """The array, or zeros where it is lost: taken as donated by a call that failed, or never computed."""
+    shape, dtype = array.shape, array.dtype
+    if not array.is_deleted():
+        try:
+            return array.block_until_ready()
+        except Exception:  # whatever the device raises for a value that it could not compute
+            array.delete()
+    return jnp.zeros(shape, dtype)

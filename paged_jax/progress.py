@@ -7,10 +7,18 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
-def _progress(*columns: TextColumn | BarColumn | MofNCompleteColumn, enabled: bool) -> Progress:
+def _progress(*columns: ProgressColumn, enabled: bool) -> Progress:
     console = Console(stderr=True)
     return Progress(
         *columns, TimeElapsedColumn(), console=console, disable=not (enabled and console.is_terminal)
@@ -23,6 +31,20 @@ def track_weights(enabled: bool) -> Iterator[Callable[[int, int], None]]:
     with _progress(TextColumn("loading weights"), BarColumn(), MofNCompleteColumn(), enabled=enabled) as bar:
         task = bar.add_task("weights", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def track_programs(enabled: bool) -> Iterator[Callable[[int, int, int], None]]:
+    """A bar over the programs that are compiled; its callback takes (done, in all, found in the cache)."""
+    hits = TextColumn("{task.fields[hits]} from the cache")
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), hits, TimeRemainingColumn())
+    with _progress(*columns, enabled=enabled) as bar:
+        task = bar.add_task("programs", total=None, hits=0)
+
+        def update(done: int, total: int, hits: int) -> None:
+            bar.update(task, completed=done, total=total, hits=hits)
+
+        yield update
 
 
 @contextmanager

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Protocol, TypedDict
+from typing import NamedTuple, NotRequired, Protocol, TypedDict
 
 from paged_jax.errors import InvalidPrompt, PromptTooLong
 
 
+class TextPrompt(TypedDict):
+    """A prompt as text; only prompts of the same cache_salt share cached blocks."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
 class TokensPrompt(TypedDict):
-    """A prompt as token ids, taken as they are."""
+    """A prompt as token ids, taken as they are; cache_salt as in TextPrompt."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
-Prompt = str | TokensPrompt
-EXPECTED = 'a str or {"prompt_token_ids": [...]}'
+Prompt = str | TextPrompt | TokensPrompt
+EXPECTED = 'a str, {"prompt": str} or {"prompt_token_ids": [...]}'
+
+
+class CheckedPrompt(NamedTuple):
+    """A usable prompt: its text, if it was one, its ids, and its cache salt ("" where none was given)."""
+
+    text: str | None
+    ids: list[int]
+    cache_salt: str
 
 
 class Encodes(Protocol):
@@ -40,17 +56,32 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)
 
 
-def prompt_ids(prompt: object, tokenizer: Encodes, vocab_size: int) -> tuple[str | None, list[int]]:
-    """The text, if there is one, and the ids of a prompt; InvalidPrompt unless it is a usable one."""
-    if isinstance(prompt, str):
-        text, ids = prompt, _encoded(prompt, tokenizer)
-    elif isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
-        text, ids = None, _checked_ids(prompt["prompt_token_ids"], vocab_size)
-    else:
-        raise InvalidPrompt(f"prompt={prompt!r}: expected {EXPECTED}.")
+def prompt_ids(prompt: object, tokenizer: Encodes, vocab_size: int) -> CheckedPrompt:
+    """What a prompt comes to; InvalidPrompt unless it is a usable one."""
+    fields = dict(prompt) if isinstance(prompt, dict) else {"prompt": prompt}
+    salt = _checked_salt(fields.pop("cache_salt", None))
+    text: str | None = None
+    match fields:
+        case {"prompt": str(text), **rest} if not rest:
+            ids = _encoded(text, tokenizer)
+        case {"prompt_token_ids": given, **rest} if not rest:
+            ids = _checked_ids(given, vocab_size)
+        case _:
+            raise InvalidPrompt(
+                f'prompt={prompt!r}: expected {EXPECTED}, a dict with "cache_salt" or without.'
+            )
     if not ids or text == "":  # a BOS alone is no prompt: whether there is one depends on the model
         raise InvalidPrompt(f"prompt={prompt!r}: it holds no token; a prompt needs one at least.")
-    return text, ids
+    return CheckedPrompt(text, ids, salt)
+
+
+def _checked_salt(salt: object) -> str:
+    """The salt, or "" for None; InvalidPrompt unless it is text, which no half of a surrogate pair is."""
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not salt or any("\ud800" <= char <= "\udfff" for char in salt):
+        raise InvalidPrompt(f"cache_salt={salt!r}: expected a str that is not empty; leave it out for none.")
+    return salt
 
 
 def _encoded(text: str, tokenizer: Encodes) -> list[int]:

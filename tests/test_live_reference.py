@@ -17,16 +17,20 @@ from support.checkpoints import (
     write_hf,
 )
 from support.golden_cases import (
+    BATCH_TOKENS,
     DEMO_TOKENS,
     GLASSLLM_TOKENS,
     GOLDENS,
     RANDOM,
     RANDOM_TOKENS,
+    batch_lengths,
+    batch_prompts,
     golden,
     random_config,
     random_seed,
+    write_batch_model,
 )
-from support.golden_prompts import DEMO, GLASSLLM
+from support.golden_prompts import CODE, DEMO, GLASSLLM, LETTER, REPORT
 from support.greedy import assert_same_answers, assert_same_rows
 
 from paged_jax import LLM, SamplingParams
@@ -53,16 +57,41 @@ def test_random_models_saved_by_transformers(name, tmp_path):
 
     rows = reference.random_rows(model, name)
     assert_same_rows(golden("random")["rows"][name], rows, name)
-    with LLM(saved, max_model_len=72, num_blocks=20, max_num_seqs=3, max_num_batched_tokens=64) as llm:
+    with LLM(saved, max_model_len=72, num_blocks=20, max_num_seqs=3, max_num_batched_tokens=64, warm_up=False) as llm:
         prompts = [{"prompt_token_ids": row["prompt_ids"]} for row in rows]
         assert_same_answers(rows, answers(llm, prompts, RANDOM_TOKENS, ignore_eos=True), name)
+
+
+def test_many_prompts_of_all_lengths_in_one_batch(tmp_path):
+    write_batch_model(tmp_path)
+    rows = reference.batch_rows(reference.load_model(tmp_path))
+    expected = golden("batch")["rows"]
+    assert [row["prompt_tokens"] for row in expected] == [row["prompt_tokens"] for row in rows]
+    assert_same_answers(expected, [row["ids"] for row in rows], "batch")
+    with LLM(tmp_path, num_blocks=600) as llm:
+        prompts = [{"prompt_token_ids": ids} for ids in batch_prompts()]
+        assert_same_answers(rows, answers(llm, prompts, BATCH_TOKENS, ignore_eos=True), "batch")
+
+
+@pytest.mark.full
+def test_many_texts_of_all_lengths_in_one_batch_of_the_demo_model():
+    """Pieces of text of 1 to 512 tokens, each from a place of its own; the pool holds a part of them."""
+    model = reference.load_demo_model()
+    text = reference.demo_tokenizer().encode("\n\n".join([LETTER, REPORT, CODE]), add_special_tokens=False)
+    prompts = []
+    for index, length in enumerate(batch_lengths()):
+        prompts.append([text[(37 * index + place) % len(text)] for place in range(length)])
+    rows = [reference.answer(model, prompt, 4, use_cache=True) for prompt in prompts]
+    with LLM(demo_gguf(), max_model_len=640, num_blocks=600) as llm:
+        token_ids = [{"prompt_token_ids": prompt} for prompt in prompts]
+        assert_same_answers(rows, answers(llm, token_ids, 4, ignore_eos=True), "demo, batch")
 
 
 def test_a_small_trained_model(tmp_path):
     write_glassllm(tmp_path)
     rows = reference.glassllm_rows(reference.load_model(tmp_path), glassllm_tokenizer())
     assert_same_rows(golden("glassllm")["rows"], rows, "glassllm")
-    with LLM(tmp_path, num_blocks=100, max_num_seqs=8, max_num_batched_tokens=128) as llm:
+    with LLM(tmp_path, num_blocks=100, max_num_seqs=8, max_num_batched_tokens=128, warm_up=False) as llm:
         assert_same_answers(rows, answers(llm, GLASSLLM, GLASSLLM_TOKENS), "glassllm")
 
 
@@ -74,7 +103,7 @@ def test_the_demo_model():
     model = reference.load_demo_model()
     rows = [reference.confirm(model, row, DEMO_TOKENS, (2,)) for row in expected]
     assert_same_rows(expected, rows, "demo")
-    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512) as llm:
+    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False) as llm:
         prompts = [p if isinstance(p, str) else llm.chat_prompt(p) for p in DEMO]
         assert_same_answers(rows, answers(llm, prompts, DEMO_TOKENS), "demo")
 

@@ -12,11 +12,12 @@ from models.config import DecoderConfig
 from models.llama import LlamaDecoder
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable
+from paged_jax.buckets import Buckets
 from paged_jax.capacity import KVShape
 from paged_jax.kv_cache import allocate_cache
-from paged_jax.model_runner import Buckets, ModelRunner
+from paged_jax.model_runner import ModelRunner
 from paged_jax.sampling_params import SamplingParams
-from paged_jax.scheduler import Schedule, ScheduledSequence
+from paged_jax.schedule import Schedule
 from paged_jax.sequence import Request, RequestMetrics, Sequence
 
 BLOCK_SIZE = 16
@@ -62,10 +63,12 @@ def decode_step(*, tiny: bool, num_seqs: int, context: int, steps: int) -> dict[
     runner.allocate(allocate_cache(kv, num_blocks=allocator.num_blocks, block_size=BLOCK_SIZE, dtype=dtype))
     sequences = [_sequence(allocator, i, context) for i in range(num_seqs)]
     times = []
-    for _ in range(steps + 1):
+    for step in range(steps + 1):
         start = time.perf_counter()
-        entries = [ScheduledSequence(s, s.table.num_tokens, 1, s.table.append(1).slots) for s in sequences]
-        tokens = runner.execute(Schedule("decode", entries))
+        for sequence in sequences:
+            sequence.table.append(1)
+        schedule = Schedule(decode=sequences, placed=[] if step else sequences)
+        tokens = runner.execute(schedule).tokens
         times.append(time.perf_counter() - start)
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token)
@@ -87,6 +90,6 @@ def _sequence(allocator: BlockAllocator, index: int, context: int) -> Sequence:
     metrics = RequestMetrics(0.0)
     params = SamplingParams(temperature=0.0)
     request = Request(str(index), None, [1] * context, params, 1 << 20, frozenset(), 0, metrics)
-    sequence = Sequence(request, 0, BlockTable(allocator, index))
+    sequence = Sequence(request, 0, BlockTable(allocator, index), row=index)
     sequence.table.append(context - 1)
     return sequence

@@ -48,11 +48,11 @@ def in_scope(program: Program, scope: str) -> list[Op]:
     return [op for op in program.ops if re.search(rf'op_name="[^"]*\b(?:{scope})\b', op.text)]
 
 
-def in_place(program: Program, *, tensor_bytes: int, cache_bytes: int) -> list[str]:
-    """The cache is updated where it lies: full aliasing alone would not show it."""
+def in_place(program: Program, *, tensor_bytes: int, donated_bytes: int) -> list[str]:
+    """What is donated is updated where it lies: full aliasing alone would not show it."""
     found = []
-    if program.alias < cache_bytes:
-        found.append(f"the cache is not aliased: {program.alias:,} of {cache_bytes:,} bytes")
+    if program.alias < donated_bytes:
+        found.append(f"donated, but not aliased: {program.alias:,} of {donated_bytes:,} bytes")
     if program.temporaries >= tensor_bytes:
         found.append(f"temporaries of {program.temporaries:,} bytes: a layer's K takes {tensor_bytes:,}")
     found += [

@@ -34,7 +34,7 @@ class Fault:
     def complaints(self, target: Target) -> tuple[Program, list[str]]:
         """What the gate's checks say about the program."""
         program = compile_for(target, lambda: self.trace(target))
-        found = checks.in_place(program, tensor_bytes=TENSOR_BYTES, cache_bytes=CACHE_BYTES)
+        found = checks.in_place(program, tensor_bytes=TENSOR_BYTES, donated_bytes=CACHE_BYTES)
         return program, found + checks.capturable(program) + checks.no_atomics(program, "write_kv")
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 
-import jax
 from roofline import DecodeShape, microseconds
 
 from gpu_gate import checks
@@ -16,15 +14,11 @@ from gpu_gate.compiling import Program, compile_for
 from gpu_gate.faults import Fault
 from gpu_gate.kernel_cases import KernelCase
 from gpu_gate.report import Report, Result
-from gpu_gate.steps import AbstractEngine
+from gpu_gate.steps import AbstractEngine, StepProgram
 from gpu_gate.targets import NoGpuCompiler, Target
 from gpu_gate.updates import UpdateCase
 
 OURS = "paged_decode_attention|paged_prefill_attention|write_kv|copy_blocks"
-MOST_LAUNCHES = {"decode": (4, 20), "prefill": (6, 30), "copy": (0.1, 0.1)}
-"""A layer's kernels and copies: our own, and XLA's with them (its choice of GEMMs differs on a device)."""
-COPY_KERNELS = {"copy_blocks_gather", "copy_blocks_scatter"}
-"""Two launches for all layers together."""
 
 
 def guarded(work: Callable[[], tuple[Program, list[str]]]) -> tuple[Program | None, list[str], float]:
@@ -94,32 +88,28 @@ def check_addresses(report: Report, cases: Iterable[AddressCase], target: Target
         report.add(Result("addresses in large pools", str(case), target.name, seconds, found))
 
 
-def check_step(report: Report, name: str, engine: AbstractEngine, target: Target) -> None:
-    """A whole step: decode, prefill or copy, or what the decode step is with a dearer sampling variant."""
+def check_step(report: Report, step: StepProgram, engine: AbstractEngine, target: Target) -> None:
+    """A program of a whole step."""
     layers = engine.config.num_layers
-    phase, _, variant = name.partition(", ")
-    trace: Callable[[], jax.stages.Traced]
-    if variant == "filtered":
-        trace = partial(engine.decode, "filtered")
-    else:
-        trace = {"decode": engine.decode, "prefill": engine.prefill, "copy": engine.copy}[phase]
 
     def work() -> tuple[Program, list[str]]:
-        program = compile_for(target, trace)
-        found = checks.in_place(program, tensor_bytes=engine.tensor_bytes, cache_bytes=engine.cache_bytes)
+        program = compile_for(target, step.trace)
+        found = checks.in_place(program, tensor_bytes=engine.tensor_bytes, donated_bytes=step.donated_bytes)
         found += checks.capturable(program)
-        found += checks.no_atomics(program, "copy_blocks" if phase == "copy" else "write_kv")
-        own, every = own_launches(program) / layers, len(program.launches) / layers
-        most_own, most = MOST_LAUNCHES[phase]
-        if own > most_own:
-            found.append(f"{own:.1f} launches a layer are ours; {most_own} allowed")
-        if every > most and layers > 4 and not variant:
-            found.append(f"{every:.1f} launches a layer; {most} allowed")
+        for scope in step.writes:
+            found += checks.no_atomics(program, scope)
+        if step.most_launches:
+            most_own, most = step.most_launches
+            own, every = own_launches(program) / layers, len(program.launches) / layers
+            if own > most_own:
+                found.append(f"{own:.1f} launches a layer are ours; {most_own} allowed")
+            if every > most and layers > 4:
+                found.append(f"{every:.1f} launches a layer; {most} allowed")
         ours = set(checks.pallas_kernels(program))
-        if not ours:
-            found.append("no Pallas kernel in the step: attention or copies are XLA's")
-        if phase == "copy" and ours != COPY_KERNELS:
-            found.append(f"the copies are done by {sorted(ours)}, expected {sorted(COPY_KERNELS)}")
+        if step.attends and not ours:
+            found.append("no Pallas kernel in the step: the attention is XLA's")
+        if step.kernels is not None and ours != step.kernels:
+            found.append(f"it is done by {sorted(ours)}, expected {sorted(step.kernels)}")
         return program, found
 
     program, found, seconds = guarded(work)
@@ -134,10 +124,10 @@ def check_step(report: Report, name: str, engine: AbstractEngine, target: Target
             "aliased GiB": f"{program.alias / 2**30:.2f}",
             "atomics": atomics(program) or "none",
         }
-        if phase == "decode":
+        if step.name.startswith("decode"):
             least = microseconds(engine.decode_bytes(4096), target.bandwidth) / 1e3
             figures["roofline at 4k"] = f"{least:.1f} ms"
-    label = f"{name}, {layers} layers"
+    label = f"{step.name}, {layers} layers"
     report.add(Result("steps of Llama-3-8B", label, target.name, seconds, found, figures))
 
 

@@ -44,7 +44,7 @@ class UpdateCase:
         """Compiles the case; what is wrong with it."""
         program = compile_for(target, lambda: self.trace(target))
         tensor = POOL_TOKENS * KV_HEADS * self.head_dim * jnp.dtype(self.dtype).itemsize
-        found = checks.in_place(program, tensor_bytes=tensor, cache_bytes=2 * tensor)
+        found = checks.in_place(program, tensor_bytes=tensor, donated_bytes=2 * tensor)
         found += checks.capturable(program) + checks.no_atomics(program, self.op)
         if len(program.launches) > 6:
             found.append(f"{len(program.launches)} launches for one layer's pool")

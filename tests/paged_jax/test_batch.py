@@ -1,20 +1,22 @@
-"""A step as one packed int32 array: what goes in comes out, and padding touches nothing."""
+"""A step as packed int32 arrays: what goes in comes out, and padding touches nothing."""
+
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.steps import make_sequence
 
-from paged_jax import BlockAllocator, BlockTable, SamplingParams
-from paged_jax.batch import BatchShape, pack, unpack, variant_of
-from paged_jax.scheduler import Schedule, ScheduledSequence
-from paged_jax.sequence import Request, RequestMetrics, Sequence
-from pallas_kernels import DecodeMetadata, PrefillMetadata
+from paged_jax import BlockAllocator
+from paged_jax.batch import decode_inputs, pack_decode, pack_prefill, prefill_inputs, variant_of
+from paged_jax.rows import allocate_rows, pack_rows, place
+from paged_jax.schedule import Chunk
+from pallas_kernels import KVPool
 
-NUM_BLOCKS, BLOCK_SIZE = 32, 4
+NUM_BLOCKS, BLOCK_SIZE, NUM_ROWS, MAX_BLOCKS = 32, 4, 6, 6
 NUM_SLOTS = NUM_BLOCKS * BLOCK_SIZE
-TINY = np.finfo(np.float32).tiny
-DECODE = BatchShape("decode", num_tokens=4, num_seqs=4, max_blocks=6)
-PREFILL = BatchShape("prefill", num_tokens=16, num_seqs=3, max_blocks=6)
+PAGED = KVPool(*[jax.ShapeDtypeStruct((NUM_BLOCKS, 1, BLOCK_SIZE, 8), jnp.float32)] * 2)
 
 
 @pytest.fixture
@@ -22,123 +24,139 @@ def pool():
     return BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)
 
 
-def entry(pool, prompt, params=None, *, seed=0, index=0, computed=0, num_tokens=None):
-    """A sequence of which `computed` tokens were written before, and num_tokens (all others) are now."""
-    request = Request(
-        request_id=str(prompt),
-        prompt=None,
-        prompt_token_ids=prompt,
-        params=params or SamplingParams(temperature=0),
-        max_new_tokens=1,
-        stop_token_ids=frozenset(),
-        seed=seed,
-        metrics=RequestMetrics(arrival_time=0.0),
-    )
-    sequence = Sequence(request, index, BlockTable(pool, str(prompt)))
-    sequence.table.append(computed)
-    num_tokens = len(prompt) - computed if num_tokens is None else num_tokens
-    return ScheduledSequence(sequence, computed, num_tokens, sequence.table.append(num_tokens).slots)
+def sequence(pool, row, tokens, computed=None, **options):
+    """With slots for so many tokens, all unless told."""
+    made = make_sequence(pool, tokens, row, **options)
+    made.table.append(len(tokens) if computed is None else computed)
+    return made
 
 
-def packed(entries, shape):
-    return pack(Schedule(shape.phase, entries), shape, num_slots=NUM_SLOTS)
+def rows_of(*sequences):
+    packed = pack_rows(sequences, size=8, num_rows=NUM_ROWS, max_blocks=MAX_BLOCKS)
+    return place(allocate_rows(NUM_ROWS, MAX_BLOCKS), packed)
 
 
-def round_trip(entries, shape):
-    """What a program sees of the entries, unpacked inside jit as there."""
-    unpacked = jax.jit(unpack, static_argnames="shape")(packed(entries, shape).packed, shape=shape)
+def decoded(*sequences, state=None, size=4):
+    """What a decode program sees, unpacked inside jit as there."""
+    state = rows_of(*sequences) if state is None else state
+    packed = pack_decode(sequences, size=size, num_rows=NUM_ROWS)
+    unpacked = jax.jit(partial(decode_inputs, pool=PAGED))(packed, state)
+    return jax.tree.map(np.asarray, unpacked)
+
+
+def prefilled(chunks, size=16, num_seqs=3):
+    state = rows_of(*(chunk.sequence for chunk in chunks))
+    packed = pack_prefill(chunks, size=size, num_seqs=num_seqs, num_rows=NUM_ROWS)
+    unpacked = jax.jit(partial(prefill_inputs, pool=PAGED, num_seqs=num_seqs))(packed, state.tables)
     return jax.tree.map(np.asarray, unpacked)
 
 
 def test_a_decode_step_comes_out_as_it_went_in(pool):
-    entries = [entry(pool, [5, 6, 7, 8, 9], computed=4), entry(pool, [3])]
-    tokens, metadata, last, sampling = round_trip(entries, DECODE)
-    assert isinstance(metadata, DecodeMetadata)
-    assert tokens[:2].tolist() == [9, 3]
+    rows, tokens, metadata, _ = decoded(sequence(pool, 4, [5, 6, 7, 8, 9]), sequence(pool, 1, [3]))
+    assert rows[:2].tolist() == [4, 1]
+    assert tokens.tolist() == [9, 3, 0, 0]
     assert metadata.positions[:2].tolist() == [4, 0]
-    assert metadata.slots[:2].tolist() == [entries[0].slots[0], entries[1].slots[0]]
+    assert metadata.slots[:2].tolist() == [2 * BLOCK_SIZE, 3 * BLOCK_SIZE]
     assert metadata.seq_lens.tolist() == [5, 1, 0, 0]
     assert metadata.block_tables.tolist() == [
         *([1, 2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [0] * 6, [0] * 6)  # null blocks after the table's end
     ]
-    assert last.tolist() == [0, 1, 2, 3]
-    assert sampling.position.tolist() == [5, 1, 0, 0]
 
 
-def test_a_prefill_step_comes_out_as_it_went_in(pool):
-    entries = [entry(pool, [10, 11, 12, 13, 14, 15], computed=2, num_tokens=3), entry(pool, [20, 21])]
-    tokens, metadata, last, _ = round_trip(entries, PREFILL)
-    assert isinstance(metadata, PrefillMetadata)
+def test_a_new_block_enters_the_rows_table_and_no_other(pool):
+    grown, other = sequence(pool, 4, range(4)), sequence(pool, 1, [3])
+    state = rows_of(grown, other)
+    grown.table.append(1)
+    inputs = decoded(grown, state=state)
+    assert inputs.metadata.block_tables[0].tolist() == [1, 3, 0, 0, 0, 0]
+    assert inputs.metadata.slots[0] == 3 * BLOCK_SIZE
+    expected = np.asarray(state.tables).copy()
+    expected[4, 1] = 3
+    np.testing.assert_array_equal(inputs.tables, expected)
+
+
+def test_a_copied_block_replaces_the_one_that_was_shared(pool):
+    parent = sequence(pool, 0, range(6))
+    child = make_sequence(pool, range(6), 1)
+    child.table = parent.table.fork("child")
+    state = rows_of(parent, child)
+    child.table.append(1)
+    assert decoded(child, state=state).tables[:2].tolist() == [[1, 2, 0, 0, 0, 0], [1, 3, 0, 0, 0, 0]]
+
+
+def test_forks_that_share_their_last_token_write_it_once(pool):
+    leader = sequence(pool, 0, range(6))
+    sibling = make_sequence(pool, range(6), 1)
+    sibling.table = leader.table.fork("sibling")
+    packed = pack_decode([leader, sibling], size=2, num_rows=NUM_ROWS)
+    assert packed.tolist() == [[0, 1], [5, 5], [2, 0]]
+
+
+def test_a_row_of_block_0_writes_nothing_and_changes_no_table_but_reads_its_own(pool):
+    leader = sequence(pool, 0, range(6))
+    sibling = make_sequence(pool, range(6), 1)
+    sibling.table = leader.table.fork("sibling")
+    inputs = decoded(leader, sibling)
+    assert inputs.metadata.slots[1] >= NUM_SLOTS
+    assert inputs.metadata.seq_lens[:2].tolist() == [6, 6]
+    assert inputs.metadata.block_tables[:2].tolist() == [[1, 2, 0, 0, 0, 0]] * 2
+    assert inputs.tables[:2].tolist() == [[1, 2, 0, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_padding_rows_have_slots_and_rows_of_their_own_and_write_no_table(count, pool):
+    sequences = [sequence(pool, row, [row]) for row in range(count)]
+    state = rows_of(*(sequence(pool, row, range(20)) for row in range(NUM_ROWS)[count:]), *sequences)
+    inputs = decoded(*sequences, state=state, size=6)
+    assert (inputs.metadata.slots[count:] >= NUM_SLOTS).all()
+    assert len(set(inputs.metadata.slots.tolist())) == 6
+    assert (inputs.rows[count:] >= NUM_ROWS).all()
+    assert len(set(inputs.rows.tolist())) == 6
+    assert not inputs.metadata.block_tables[count:].any()
+    np.testing.assert_array_equal(inputs.tables, state.tables)
+
+
+def test_a_prefill_comes_out_as_it_went_in(pool):
+    first = sequence(pool, 3, [10, 11, 12, 13, 14, 15], computed=5)
+    second = sequence(pool, 0, [20, 21, 22], computed=2)
+    tokens, metadata = prefilled([Chunk(first, 2, 3), Chunk(second, 0, 2)])
     assert tokens[:5].tolist() == [12, 13, 14, 20, 21]
     assert metadata.positions[:5].tolist() == [2, 3, 4, 0, 1]
     assert metadata.slots[:5].tolist() == [6, 7, 8, 12, 13]
     assert metadata.query_start.tolist() == [0, 3, 5, 5]
     assert metadata.seq_lens.tolist() == [5, 2, 0]
-    assert last[:2].tolist() == [2, 4]
+    assert metadata.block_tables.tolist() == [[1, 2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [0] * 6]
 
 
-@pytest.mark.parametrize("shape", [DECODE, PREFILL])
-@pytest.mark.parametrize("rows", [0, 1, 3])
-def test_padding_tokens_have_slots_of_their_own_outside_the_pool(shape, rows, pool):
-    entries = [entry(pool, [i]) for i in range(rows)]
-    _, metadata, last, _ = round_trip(entries, shape)
-    padding = metadata.slots[rows:]
+@pytest.mark.parametrize("lengths", [[], [3], [1, 1, 1], [16], [7, 9]])
+def test_padding_tokens_have_slots_of_their_own_outside_the_pool(lengths, pool):
+    chunks = [Chunk(sequence(pool, i, range(n)), 0, n) for i, n in enumerate(lengths)]
+    _, metadata = prefilled(chunks)
+    padding = metadata.slots[sum(lengths) :]
     assert (padding >= NUM_SLOTS).all()
-    assert len(set(metadata.slots.tolist())) == shape.num_tokens
-    assert ((last >= 0) & (last < shape.num_tokens)).all()
+    assert len(set(metadata.slots.tolist())) == 16
+    assert ((metadata.positions >= 0) & (metadata.positions < 16)).all()
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [(0.7, np.float32(0.7)), (1e-300, TINY), (1e300, 1 / TINY), (0, 0)],
-)
-def test_a_temperature_keeps_its_bits_and_stays_what_it_is(given, kept, pool):
-    """Neither does a low one become greedy, nor a high one infinite."""
-    *_, sampling = round_trip([entry(pool, [1], SamplingParams(temperature=given))], DECODE)
-    assert sampling.temperature.dtype == np.float32
-    assert sampling.temperature[0] == kept
+def test_arrays_are_fresh_each_time_and_hold_no_one_elses_memory(pool):
+    one = sequence(pool, 0, [1, 2])
+    for pack in (
+        lambda: pack_decode([one], size=4, num_rows=NUM_ROWS),
+        lambda: pack_prefill([Chunk(one, 0, 1)], size=8, num_seqs=2, num_rows=NUM_ROWS),
+    ):
+        first, second = pack(), pack()
+        assert not np.shares_memory(first, second)
+        assert first.base is None
+        assert first.dtype == np.int32
+        np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize(("given", "kept"), [(0.9, np.float32(0.9)), (1, 1), (1e-300, TINY)])
-def test_a_top_p_keeps_its_bits_and_never_becomes_zero(given, kept, pool):
-    *_, sampling = round_trip([entry(pool, [1], SamplingParams(top_p=given))], DECODE)
-    assert sampling.top_p[0] == kept
+def test_a_sequence_without_a_row_is_not_packed(pool):
+    with pytest.raises(TypeError):
+        pack_decode([sequence(pool, None, [1])], size=1, num_rows=NUM_ROWS)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [(5, 5), (0, 0), (-1, -1), (2**31, 2**31 - 1), (10**20, 2**31 - 1)],
-)
-def test_a_top_k_past_every_vocabulary_is_only_large(given, kept, pool):
-    *_, sampling = round_trip([entry(pool, [1], SamplingParams(top_k=given))], DECODE)
-    assert sampling.top_k[0] == kept
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
-def test_a_seed_keeps_its_64_bits(seed, pool):
-    *_, sampling = round_trip([entry(pool, [1], seed=seed)], DECODE)
-    high, low = sampling.seed[0].tolist()
-    assert (high << 32) + low == seed
-
-
-def test_rows_keep_their_sample_index_and_their_order(pool):
-    entries = [entry(pool, [i], SamplingParams(top_k=i + 1), seed=i, index=7 - i) for i in range(4)]
-    *_, sampling = round_trip(entries, DECODE)
-    assert sampling.sample.tolist() == [7, 6, 5, 4]
-    assert sampling.top_k.tolist() == [1, 2, 3, 4]
-    assert sampling.seed[:, 1].tolist() == [0, 1, 2, 3]
-
-
-def test_the_array_is_fresh_each_time_and_holds_no_one_elses_memory(pool):
-    entries = [entry(pool, [1])]
-    first, second = packed(entries, DECODE).packed, packed(entries, DECODE).packed
-    assert not np.shares_memory(first, second)
-    assert first.base is None
-    assert (first.dtype, first.shape) == (np.int32, (DECODE.size,))
-    np.testing.assert_array_equal(first, second)
-
-
-GREEDY, PLAIN = SamplingParams(temperature=0), SamplingParams()
+GREEDY, PLAIN = {"temperature": 0}, {"temperature": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -147,17 +165,17 @@ GREEDY, PLAIN = SamplingParams(temperature=0), SamplingParams()
         ([], "greedy"),
         ([GREEDY, GREEDY], "greedy"),
         ([GREEDY, PLAIN], "temperature"),
-        ([PLAIN, SamplingParams(top_k=3)], "filtered"),
-        ([GREEDY, SamplingParams(top_p=0.5)], "filtered"),
-        ([SamplingParams(temperature=0, top_k=3)], "greedy"),
+        ([PLAIN, PLAIN | {"top_k": 3}], "full"),
+        ([GREEDY, PLAIN | {"top_p": 0.5}], "full"),
+        ([GREEDY | {"top_k": 3}], "greedy"),
+        ([GREEDY, GREEDY | {"logprobs": 0}], "full"),
+        ([GREEDY | {"min_tokens": 2}], "full"),
     ],
 )
-def test_the_cheapest_sampling_that_serves_all_is_chosen(params, variant):
-    assert variant_of(params) == variant
+def test_the_cheapest_sampling_that_serves_all_is_chosen(params, variant, pool):
+    assert variant_of([sequence(pool, 0, [1], **options) for options in params]) == variant
 
 
-def test_a_row_that_does_not_sample_in_this_step_does_not_count(pool):
-    dear = SamplingParams(top_k=3)
-    unfinished = entry(pool, [1, 2, 3], dear, num_tokens=2)
-    assert packed([unfinished, entry(pool, [4])], PREFILL).variant == "greedy"
-    assert packed([entry(pool, [5], dear), entry(pool, [4])], PREFILL).variant == "filtered"
+@pytest.mark.parametrize(("generated", "variant"), [(0, "full"), (1, "full"), (2, "greedy")])
+def test_min_tokens_cost_nothing_once_they_are_there(generated, variant, pool):
+    assert variant_of([sequence(pool, 0, [1] * (3 + generated), prompt=3, min_tokens=2)]) == variant

@@ -1,5 +1,6 @@
 """The command line: what it prints where, and how it fails."""
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paged_jax import SamplingParams, cli
+from paged_jax import SamplingParams, __version__, cli
+from paged_jax.engine_options import EngineOptions
 
 PROGRAM = Path(sys.executable).parent / "paged-jax"
 
@@ -97,8 +99,49 @@ def test_json_is_all_that_stands_on_stdout(run, loaded, tiny):
         "text": expected.text,
         "token_ids": list(expected.token_ids),
         "finish_reason": expected.finish_reason,
+        "stop_reason": None,
     }
-    assert "note: 1 of 1 answers were cut at the default max_tokens=16" in " ".join(err.split())
+    assert "note: 1 of 1 answers were cut at the default of 16 tokens: give --max-tokens.\n" in err
+    assert "SamplingParams" not in err
+
+
+def test_logprobs_are_shown_in_json(run, loaded, tiny):
+    _, out, _ = run("generate", "--model", "m", "Hello", "--json", "--logprobs", 2, *GREEDY)
+    (record,) = json.loads(out)
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=2)
+    expected = tiny.generate("Hello", params, use_tqdm=False)[0].outputs[0]
+    assert record["token_ids"] == [entries[0]["token_id"] for entries in record["logprobs"]]
+    assert record["cumulative_logprob"] == pytest.approx(expected.cumulative_logprob)
+    assert record["logprobs"][0] == [
+        {
+            "token_id": token,
+            "logprob": pytest.approx(one.logprob),
+            "rank": one.rank,
+            "text": one.decoded_token,
+        }
+        for token, one in expected.logprobs[0].items()
+    ]
+
+
+def test_stop_strings_and_the_least_length_arrive(run, loaded, tiny, monkeypatch):
+    used, generate = [], tiny.generate
+    monkeypatch.setattr(
+        tiny, "generate", lambda prompts, params: used.append(params) or generate(prompts, params)
+    )
+    run("generate", "--model", "m", "a", "--stop", "x", "--stop", "\n", "--min-tokens", 2, *GREEDY)
+    assert used == [SamplingParams(temperature=0, max_tokens=6, min_tokens=2, stop=["x", "\n"])]
+
+
+def test_an_answer_ends_at_a_stop_string_and_the_record_says_so(run, loaded, tiny):
+    text = answer(tiny, "Hello", 12).text
+    stop = text[3]
+    _, out, _ = run(
+        *("generate", "--model", "m", "Hello", "--json", "--stop", stop),
+        *("--temperature", 0, "--max-tokens", 12),
+    )
+    (record,) = json.loads(out)
+    assert record["text"] == text[: text.index(stop)]
+    assert (record["finish_reason"], record["stop_reason"]) == ("stop", stop)
 
 
 def test_a_prompt_may_go_through_the_chat_template(run, loaded, tiny):
@@ -139,7 +182,9 @@ def test_engine_options_are_kebab_case_and_arrive(run, loaded):
     run(
         *("generate", "--model", "m", "a", "--max-tokens", 1, "--temperature", 0),
         *("--dtype", "float32", "--max-model-len", 32, "--block-size", 8, "--num-blocks", 9),
-        *("--max-num-seqs", 2, "--implementation", "xla"),
+        *("--max-num-seqs", 2, "--implementation", "xla", "--max-num-batched-tokens", 64),
+        *("--no-prefix-caching", "--preemption-mode", "swap", "--swap-space-gib", 0.5),
+        *("--batch-invariant", "--warm-up"),
     )
     run("generate", "--model", "m", "a", "--max-tokens", 1, "--temperature", 0, "--kv-cache-gib", 0.5)
     assert loaded[0] == {
@@ -150,9 +195,30 @@ def test_engine_options_are_kebab_case_and_arrive(run, loaded):
         "num_blocks": 9,
         "kv_cache_gib": None,
         "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "enable_prefix_caching": False,
+        "preemption_mode": "swap",
+        "swap_space_gib": 0.5,
+        "batch_invariant": True,
         "implementation": "xla",
+        "warm_up": True,
     }
     assert loaded[1]["kv_cache_gib"] == 0.5
+
+
+@pytest.mark.parametrize("command", [("generate", "a"), ("chat", "--message", "a")])
+def test_unless_told_otherwise_the_engine_has_its_own_defaults_but_compiles_nothing_ahead(
+    command, run, loaded
+):
+    run(*command, "--model", "m", "--max-tokens", 1, "--temperature", 0)
+    (asked,) = loaded
+    del asked["model"]
+    expected = {name: getattr(EngineOptions(), name) for name in asked} | {"warm_up": False}
+    if command[0] == "chat":
+        expected["max_num_seqs"] = 1
+    assert asked == expected
+    unnamed = {field.name for field in dataclasses.fields(EngineOptions)} - set(asked)
+    assert unnamed == {"kv_audit", "seed", "logprobs_mode"}
 
 
 # -- chat --------------------------------------------------------------------------------------------------
@@ -215,6 +281,25 @@ def test_ctrl_c_ends_an_answer_and_not_the_talk(run, loaded, tiny, monkeypatch):
     assert out.endswith("\n" + expected + "\n")
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"), [(4, "[cut at --max-tokens 4]"), (None, "[cut at the context's end: ")]
+)
+def test_a_cut_answer_says_what_cut_it(limit, told, run, loaded, tiny, monkeypatch):
+    monkeypatch.setattr(
+        tiny, "get_default_sampling_params", lambda: SamplingParams(temperature=0, ignore_eos=True)
+    )
+    options = ["--max-tokens", limit] if limit else []
+    _, _, err = run("chat", "--model", "m", "--message", "Hi", *options)
+    assert told in err
+
+
+def test_a_chat_ends_at_a_stop_string_and_never_shows_it(run, loaded, tiny):
+    text = chat_answer(tiny, "Hi")
+    stop = text[-2:]
+    _, out, _ = run(*CHAT, "--stop", stop, "--message", "Hi")
+    assert out == text[: text.index(stop)] + "\n"
+
+
 # -- errors ------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +324,14 @@ def test_no_model_is_one_line(command, run):
         (("--temperature", -1), "temperature=-1.0: expected"),
         (("--top-p", 0), "top_p=0.0: expected"),
         (("--max-tokens", 0), "max_tokens=0: expected"),
+        (("--min-tokens", 5, "--max-tokens", 4), "min_tokens=5: expected 4 at most"),
+        (("--min-tokens", 17), "min_tokens=17: expected 16 at most"),
+        (("--stop", ""), "stop=['']: expected no empty string"),
+        (("--logprobs", 21), "logprobs=21: expected"),
+        (("--max-num-batched-tokens", 0), "max_num_batched_tokens=0: expected"),
+        (("--preemption-mode", "swop"), "preemption_mode='swop': expected"),
+        (("--swap-space-gib", -1), "swap_space_gib=-1.0: expected"),
+        (("--batch-invariant", "--preemption-mode", "recompute"), "batch_invariant=True and preemption_mode"),
         (("--block-size", 0), "block_size=0: expected"),
         (("--num-blocks", 1), "num_blocks=1: expected"),
         (("--dtype", "int3"), "dtype='int3': expected"),
@@ -299,7 +392,12 @@ def test_the_installed_program_generates(tiny_path, tiny):
     )
     (record,) = json.loads(done.stdout)
     assert record["token_ids"] == list(answer(tiny, "Hello", 4).token_ids)
-    assert "64 blocks of 4 tokens" in done.stderr
+    assert done.stderr.count("64 blocks of 4 tokens") == 1
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_says_its_version(run):
+    assert run("--version") == (0, f"paged-jax {__version__}\n", "")
 
 
 def test_help_names_the_commands():

@@ -8,11 +8,12 @@ import pytest
 from paged_jax.compilation_cache import enable_compilation_cache
 
 DIR, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+BYTES = "jax_persistent_cache_min_entry_size_bytes"
 
 
 @pytest.fixture(autouse=True)
 def no_choice_yet():
-    before = {name: jax.config.values[name] for name in (DIR, SECONDS)}
+    before = {name: jax.config.values[name] for name in (DIR, SECONDS, BYTES)}
     jax.config.update(DIR, None)
     yield
     for name, value in before.items():
@@ -25,6 +26,12 @@ def test_programs_are_kept_under_the_users_cache_folder(monkeypatch, tmp_path):
     folder = Path(jax.config.values[DIR])
     assert folder.parent == tmp_path / "paged_jax"
     assert folder.name.startswith("programs-")
+
+
+def test_small_programs_are_kept_too(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    enable_compilation_cache()
+    assert (jax.config.values[SECONDS], jax.config.values[BYTES]) == (0.0, -1)
 
 
 def test_without_a_cache_folder_it_is_that_of_the_home(monkeypatch, tmp_path):

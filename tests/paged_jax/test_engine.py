@@ -7,8 +7,17 @@ import pytest
 from paged_jax import BlockAllocator, SamplingParams
 from paged_jax.audit import AuditLog
 from paged_jax.engine import Engine
-from paged_jax.errors import InvalidArgument, InvalidPrompt, PagedJaxError, PromptTooLong
+from paged_jax.errors import (
+    EngineClosed,
+    InvalidArgument,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    PoolTooSmall,
+    PromptTooLong,
+)
+from paged_jax.schedule import Sampled
 from paged_jax.scheduler import Scheduler
+from paged_jax.sequence import TokenLogprobs
 
 EOS, LIMIT = 0, 32
 
@@ -31,11 +40,14 @@ class Alphabet:
         self.fail = {}
         self.closed = 0
 
+    weight_bytes, block_bytes = 0, 100
+
     def execute(self, schedule):
         self.steps += 1
         if self.steps in self.fail:
             raise self.fail[self.steps]
-        return [self.next_token(entry.sequence) for entry in schedule.entries]
+        tokens = [self.next_token(sequence) for sequence in schedule.decode]
+        return Sampled(tokens, [TokenLogprobs(token, -0.5, 1, [(token, -0.5)]) for token in tokens])
 
     def next_token(self, sequence):
         return sequence.token_ids[-1] % 26 + 1
@@ -50,7 +62,6 @@ def make_engine(*, num_blocks=64, block_size=4, budget=64, runner=None, seed=Non
         max_num_seqs=8,
         max_num_batched_tokens=budget,
         max_prefill_seqs=8,
-        max_model_len=LIMIT,
     )
     return Engine(
         runner or Alphabet(),
@@ -63,8 +74,8 @@ def make_engine(*, num_blocks=64, block_size=4, budget=64, runner=None, seed=Non
     )
 
 
-def add(engine, name, prompt, **params):
-    engine.add(engine.make_request(name, prompt, SamplingParams(**params)))
+def add(engine, name, prompt, *, streams=False, **params):
+    engine.add(engine.make_request(name, prompt, SamplingParams(**params), streams=streams))
 
 
 def run(engine):
@@ -83,15 +94,21 @@ def text_of(output):
 # -- outputs -----------------------------------------------------------------------------------------------
 
 
-def test_each_step_gives_the_text_so_far():
+def test_each_step_of_a_stream_gives_the_text_so_far():
     engine = make_engine()
-    add(engine, "r", "abc", max_tokens=3)
+    add(engine, "r", "abc", max_tokens=3, streams=True)
     seen = []
     while engine.has_unfinished:
         (output,) = engine.step()
         seen.append((text_of(output), output.finished, output.outputs[0].finish_reason))
     assert seen == [("d", False, None), ("de", False, None), ("def", True, "length")]
     assert engine.step() == []
+
+
+def test_a_request_that_does_not_stream_is_put_out_when_it_is_done():
+    engine = make_engine()
+    add(engine, "r", "abc", max_tokens=3)
+    assert [len(engine.step()) for _ in range(3)] == [0, 0, 1]
 
 
 def test_an_output_says_what_it_answers():
@@ -107,7 +124,7 @@ def test_an_output_says_what_it_answers():
 
 def test_an_output_does_not_change_afterwards():
     engine = make_engine()
-    add(engine, "r", "abc", max_tokens=3)
+    add(engine, "r", "abc", max_tokens=3, streams=True)
     (first,) = engine.step()
     kept = dataclasses.asdict(first)["outputs"]
     run(engine)
@@ -117,7 +134,7 @@ def test_an_output_does_not_change_afterwards():
 def test_outputs_come_in_the_order_of_the_rows():
     engine = make_engine()
     for name in "xyz":
-        add(engine, name, "abc", max_tokens=2)
+        add(engine, name, "abc", max_tokens=2, streams=True)
     assert [output.request_id for output in engine.step()] == ["x", "y", "z"]
 
 
@@ -129,10 +146,14 @@ def test_metrics_are_in_the_order_of_events():
         metrics.arrival_time,
         metrics.first_scheduled_time,
         metrics.first_token_time,
+        metrics.last_token_time,
         metrics.finished_time,
     ]
     assert times == sorted(times)
     assert metrics.num_preemptions == 0
+    assert metrics.num_output_tokens == 3
+    assert metrics.time_to_first_token == pytest.approx(metrics.queue_time + metrics.prefill_time)
+    assert metrics.inter_token_latency == pytest.approx(metrics.decode_time / 2)
 
 
 # -- when it ends ------------------------------------------------------------------------------------------
@@ -184,6 +205,55 @@ def test_max_tokens_is_16_unless_given_and_ends_with_the_context(given, tokens):
     assert (len(completion.token_ids), completion.finish_reason) == (tokens, "length")
 
 
+@pytest.mark.parametrize(
+    ("params", "text", "reason", "stop_reason"),
+    [
+        ({"stop": ["ef"]}, "d", "stop", "ef"),
+        ({"stop": ["ef"], "include_stop_str_in_output": True}, "def", "stop", "ef"),
+        ({"stop": ["ghij", "fg"]}, "de", "stop", "fg"),
+        ({"stop": ["fg"], "min_tokens": 5}, "defghijklm", "length", None),
+        ({"stop": ["i"], "min_tokens": 5}, "defgh", "stop", "i"),
+        ({"stop": ["m"]}, "defghijkl", "stop", "m"),  # completed by the last token there may be
+        ({"stop": ["mn"]}, "defghijklm", "length", None),  # what was held back comes out at the end
+        ({"stop_token_ids": [6]}, "def", "stop", 6),
+        ({"stop_token_ids": [6], "min_tokens": 2}, "def", "stop", 6),
+        ({"stop_token_ids": [6], "stop": ["f"]}, "de", "stop", "f"),
+    ],
+)
+def test_stop_strings_and_ids_end_it_and_say_so(params, text, reason, stop_reason):
+    engine = make_engine()
+    add(engine, "r", "abc", **{"max_tokens": 10} | params)
+    completion = run(engine)["r"].outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (text, reason, stop_reason)
+
+
+def test_text_that_may_become_a_stop_string_is_not_shown():
+    engine = make_engine()
+    add(engine, "r", "abc", max_tokens=4, stop=["efx"], streams=True)
+    assert [text_of(engine.step()[0]) for _ in range(4)] == ["d", "d", "d", "defg"]
+
+
+def test_logprobs_come_for_each_token_where_they_are_wanted():
+    engine = make_engine()
+    add(engine, "r", "abc", max_tokens=2, logprobs=1)
+    add(engine, "s", "abc", max_tokens=2)
+    outputs = run(engine)
+    completion = outputs["r"].outputs[0]
+    assert [list(token) for token in completion.logprobs] == [[4], [5]]
+    assert completion.logprobs[0][4].decoded_token == "d"
+    assert completion.cumulative_logprob == -1.0
+    assert (outputs["s"].outputs[0].logprobs, outputs["s"].outputs[0].cumulative_logprob) == (None, None)
+
+
+def test_min_tokens_takes_as_many_end_tokens_as_the_device_can_hold_back():
+    engine = make_engine()
+    ids = list(range(1, 64))
+    engine.make_request("r", "abc", SamplingParams(min_tokens=1, stop_token_ids=ids))  # and the model's own
+    with pytest.raises(InvalidSamplingParams, match="65 end tokens: expected 64 at most"):
+        engine.make_request("r", "abc", SamplingParams(min_tokens=1, stop_token_ids=[*ids, 64]))
+    engine.make_request("r", "abc", SamplingParams(stop_token_ids=[*ids, 64]))
+
+
 def test_the_caller_chooses_what_stands_in_for_max_tokens():
     engine = make_engine()
     engine.add(engine.make_request("r", "abc", SamplingParams(), default_max_tokens=None))
@@ -220,6 +290,15 @@ def test_a_refused_prompt_leaves_nothing_behind(prompt, error):
     engine.allocator.check([])
     add(engine, "r", "abc", max_tokens=1)
     assert text_of(run(engine)["r"]) == "d"
+
+
+def test_a_request_that_can_never_fit_is_refused_with_numbers_and_blocks_nobody():
+    engine = make_engine(num_blocks=5, block_size=4)
+    with pytest.raises(PoolTooSmall, match=r"17 tokens need 5 blocks .* has 4: raise num_blocks to 6"):
+        add(engine, "r", "a" * 17)
+    add(engine, "s", "a" * 16, max_tokens=9)
+    completion = run(engine)["s"].outputs[0]
+    assert (completion.text, completion.finish_reason) == ("b", "length")
 
 
 def test_making_a_request_queues_and_allocates_nothing():
@@ -333,7 +412,7 @@ def test_a_closed_engine_holds_nothing_and_says_that_it_is_closed():
         lambda: engine.add(request),
         lambda: engine.make_request("z", "abc", SamplingParams()),
     ):
-        with pytest.raises(PagedJaxError, match=r"closed.*make a new LLM"):
+        with pytest.raises(EngineClosed, match=r"closed.*make a new LLM"):
             call()
     engine.abort("x")
     engine.close()
@@ -357,8 +436,10 @@ def test_the_last_step_is_told_in_numbers():
     assert engine.block_utilization == 1.0
     add(engine, "r", "abc", max_tokens=3)
     engine.step()
-    assert (engine.last_step.phase, engine.last_step.cached_tokens) == ("prefill", 3)
+    assert (engine.last_step.prefill_tokens, engine.last_step.blocks.stored_tokens) == (2, 3)
     assert engine.block_utilization == 0.75
     engine.step()
-    assert (engine.last_step.phase, engine.last_step.cached_tokens) == ("decode", 4)
+    assert (engine.last_step.prefill_tokens, engine.last_step.blocks.stored_tokens) == (0, 4)
     assert engine.block_utilization == 1.0
+    assert len(engine.last_step.latencies.inter_token) == 1
+    assert (engine.totals.steps, engine.totals.generated_tokens, engine.totals.prefill_tokens) == (2, 2, 2)

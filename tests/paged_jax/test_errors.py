@@ -12,7 +12,7 @@ from paged_jax import errors
 HOST_SIDE = (
     *("errors", "sampling_params", "sequence", "prompt", "capacity", "block_allocator", "block_table"),
     *("audit", "scheduler", "stats", "outputs", "detokenizer", "memory_report", "progress", "engine_options"),
-    "cli",
+    *("stop_strings", "text_stream", "notes", "cli_options", "cli"),
 )
 CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass)]
 

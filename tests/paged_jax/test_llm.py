@@ -1,5 +1,6 @@
 """LLM over small models: the same answers whatever shares the batch, the pool or the call."""
 
+import dataclasses
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,7 +86,7 @@ def test_a_prompt_in_pieces_answers_the_same(tiny, tiny_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_weights_run_and_answer_the_same_batched_and_alone(dtype, tiny_path):
     with load(tiny_path, dtype=dtype, max_num_seqs=8) as llm:
-        assert {leaf.dtype.name for leaf in llm.engine.runner._leaves} == {dtype, "float32"}  # norms
+        assert {leaf.dtype.name for leaf in llm.engine.runner._step.leaves} == {dtype, "float32"}  # norms
         assert ids_of(generate(llm, PROMPTS)) == alone(llm, PROMPTS, GREEDY)
 
 
@@ -216,6 +217,107 @@ def test_the_models_own_end_token_stops_unless_ignored(tiny):
     assert len(ids) == 62
 
 
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def test_a_stop_string_ends_the_answer_and_is_cut_off(glass):
+    (plain,) = generate(glass, "Once upon a time", LONG)
+    text = plain.outputs[0].text
+    stop = text[20:26]
+    for include in (False, True):
+        params = dataclasses.replace(LONG, stop=["not there", stop], include_stop_str_in_output=include)
+        (output,) = generate(glass, "Once upon a time", params)
+        (completion,) = output.outputs
+        begin = text.index(stop)
+        assert completion.text == text[: begin + len(stop) * include]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+        ids = plain.outputs[0].token_ids
+        assert completion.token_ids == ids[: len(completion.token_ids)]
+        assert stop in glass.tokenizer.decode(completion.token_ids)
+        assert stop not in glass.tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_stop_strings_are_the_same_batched_and_alone(glass):
+    params = [dataclasses.replace(LONG, stop=stop) for stop in ([], ["a"], ["the", " t"], ["\n"])]
+    prompts = ["Once upon a time"] * 4
+    together = generate(glass, prompts, params)
+    for prompt, own, output in zip(prompts, params, together, strict=True):
+        assert generate(glass, prompt, own)[0].outputs == output.outputs
+    assert len({output.outputs[0].text for output in together}) > 1
+
+
+def test_min_tokens_keep_stop_strings_from_ending_it(glass):
+    (plain,) = generate(glass, "Once upon a time", LONG)
+    ids = plain.outputs[0].token_ids
+    stop = plain.outputs[0].text[0]
+    for least in (1, 5, 20):
+        params = dataclasses.replace(LONG, stop=stop, min_tokens=least)
+        completion = generate(glass, "Once upon a time", params)[0].outputs[0]
+        assert len(completion.token_ids) > least
+        kept = glass.tokenizer.decode(ids[:least])
+        assert completion.text.startswith(kept)
+        assert stop not in completion.text[len(kept) :]
+
+
+def test_min_tokens_keep_end_tokens_from_being_drawn(tiny):
+    """Drawn almost evenly from 268 tokens, of which 60 end it."""
+    ends = [token for token in range(4, 64) if token != EOS]
+    for least in (0, 6):
+        params = [
+            SamplingParams(temperature=100.0, seed=seed, max_tokens=30, min_tokens=least, stop_token_ids=ends)
+            for seed in range(24)
+        ]
+        completions = [output.outputs[0] for output in generate(tiny, ["a"] * 24, params)]
+        assert all(set(c.token_ids[:least]).isdisjoint([*ends, EOS]) for c in completions)
+        stopped = [c for c in completions if c.finish_reason == "stop"]
+        assert min(len(c.token_ids) for c in stopped) == least + 1  # some of 24 end at once when they may
+        assert all(c.stop_reason == (None if c.token_ids[-1] == EOS else c.token_ids[-1]) for c in stopped)
+
+
+def test_too_many_end_tokens_for_min_tokens_are_refused(tiny):
+    params = SamplingParams(min_tokens=1, stop_token_ids=range(100))
+    with pytest.raises(errors.InvalidArgument, match=r"^prompt 0: min_tokens=1 .* 64"):
+        generate(tiny, "a", params)
+
+
+def test_min_tokens_above_the_default_limit_are_refused_in_generate_alone(tiny):
+    params = SamplingParams(temperature=0, min_tokens=17, ignore_eos=True)
+    with pytest.raises(errors.InvalidArgument, match=r"^prompt 0: min_tokens=17: .* default max_tokens=16"):
+        generate(tiny, "a", params)
+    assert len(tiny.chat(HELLO, params, use_tqdm=False)[0].outputs[0].token_ids) > 17
+
+
+# -- log-probabilities -------------------------------------------------------------------------------------
+
+
+def test_logprobs_are_given_where_they_were_asked_for(tiny):
+    params = [dataclasses.replace(GREEDY, logprobs=k) for k in (None, 0, 3)]
+    none, chosen, three = (output.outputs[0] for output in generate(tiny, ["Hello"] * 3, params))
+    assert (none.logprobs, none.cumulative_logprob) == (None, None)
+    assert none.token_ids == chosen.token_ids == three.token_ids
+    for completion, k in ((chosen, 1), (three, 3)):
+        assert [len(entries) for entries in completion.logprobs] == [k] * 12
+        of_chosen = [e[t] for e, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+        assert {one.rank for one in of_chosen} == {1}
+        assert completion.cumulative_logprob == pytest.approx(sum(one.logprob for one in of_chosen))
+    for entries in three.logprobs:
+        values = [one.logprob for one in entries.values()]
+        assert values == sorted(values, reverse=True)
+        assert [one.rank for one in entries.values()] == [1, 2, 3]
+        assert sum(np.exp(values)) <= 1
+    first = next(iter(three.logprobs[0].items()))
+    assert first[1].decoded_token == tiny.tokenizer.decode([first[0]], skip_special_tokens=False)
+
+
+def test_a_drawn_token_is_among_its_logprobs_with_its_rank(tiny):
+    params = SamplingParams(temperature=5.0, seed=1, max_tokens=20, ignore_eos=True, logprobs=2)
+    completion = generate(tiny, "Hello", params)[0].outputs[0]
+    ranks = [e[t].rank for e, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+    assert max(ranks) > 2
+    for rank, entries in zip(ranks, completion.logprobs, strict=True):
+        assert len(entries) == (2 if rank <= 2 else 3)
+
+
 # -- parameters --------------------------------------------------------------------------------------------
 
 
@@ -232,9 +334,17 @@ def test_a_list_of_parameters_of_another_length_is_refused(count, tiny):
         generate(tiny, ["a", "b"], [GREEDY] * count)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0}, 0.5, "greedy", [GREEDY, None], [{"top_k": 1}] * 2, 0])
+@pytest.mark.parametrize("params", [{"temperature": 0}, 0.5, "greedy", 0])
 def test_parameters_of_another_type_are_refused(params, tiny):
     with pytest.raises(errors.InvalidArgument, match="expected a SamplingParams or a list of them"):
+        generate(tiny, ["a", "b"], params)
+
+
+@pytest.mark.parametrize("params", [[GREEDY, None], [GREEDY, {"top_k": 1}]])
+def test_one_of_another_type_is_named_by_its_index(params, tiny):
+    with pytest.raises(
+        errors.InvalidArgument, match=r"^sampling_params\[1\]=.*: expected a SamplingParams\."
+    ):
         generate(tiny, ["a", "b"], params)
 
 
@@ -306,6 +416,72 @@ def test_a_prompt_may_be_as_long_as_the_context_less_one(tiny):
     assert (len(output.prompt_token_ids), len(output.outputs[0].token_ids)) == (63, 1)
     with pytest.raises(errors.PromptTooLong, match="has 64 tokens, expected 63 at most"):
         generate(tiny, text + "x")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_prompt_longer_than_that_is_refused(more, tiny):
+    with pytest.raises(errors.PromptTooLong, match=f"has {64 + more} tokens, expected 63 at most"):
+        generate(tiny, {"prompt_token_ids": [5] * (64 + more)})
+
+
+def test_bad_prompts_may_be_returned_among_the_answers(tiny):
+    prompts = ["Hello", {"prompt_token_ids": []}, "x" * 64, "Why"]
+    outputs = tiny.generate(prompts, GREEDY, on_error="return", use_tqdm=False)
+    assert_unused(tiny)
+    assert [output.error and str(output.error)[:9] for output in outputs] == [
+        *(None, "prompt 1:", "prompt 2:", None)
+    ]
+    assert [outputs[1].outputs, outputs[2].outputs] == [[], []]
+    assert ids_of([outputs[0], outputs[3]]) == ids_of(generate(tiny, ["Hello", "Why"]))
+
+
+def test_bad_conversations_may_be_returned_among_the_answers(tiny):
+    outputs = tiny.chat([[{"role": "user"}], HELLO], GREEDY, on_error="return", use_tqdm=False)
+    assert isinstance(outputs[0].error, errors.TokenizerError)
+    assert str(outputs[0].error).startswith("conversation 0: ")
+    assert ids_of(outputs[1:]) == ids_of(tiny.chat(HELLO, GREEDY, use_tqdm=False))
+
+
+def test_a_prompt_in_a_dict_is_the_same_prompt_whatever_its_salt(tiny):
+    prompts = ["Hello", {"prompt": "Hello"}, {"prompt": "Hello", "cache_salt": "mine"}]
+    outputs = generate(tiny, prompts)
+    assert len({tuple(answer) for answer in ids_of(outputs)}) == 1
+    assert {output.prompt for output in outputs} == {"Hello"}
+
+
+def test_prompts_of_another_salt_share_no_cached_block(tiny_path):
+    text = "The same beginning"
+    with load(tiny_path) as llm:
+        cached = [
+            generate(llm, {"prompt": text} | salt)[0].num_cached_tokens
+            for salt in ({}, {"cache_salt": "a"}, {}, {"cache_salt": "a"}, {"cache_salt": "b"})
+        ]
+    assert cached[0] == cached[1] == cached[4] == 0
+    assert cached[2] == cached[3] > 0
+
+
+# -- priorities --------------------------------------------------------------------------------------------
+
+
+def test_lower_priorities_are_answered_first_and_the_order_of_the_outputs_stays(tiny):
+    prompts = [str(i) for i in range(8)]
+    outputs = tiny.generate(prompts, GREEDY, priority=[7, 6, 5, 4, 3, 2, 1, 0], use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    times = [output.metrics.finished_time for output in outputs]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+    assert ids_of(outputs) == ids_of(generate(tiny, prompts))
+
+
+@pytest.mark.parametrize(
+    ("priority", "told"),
+    [("1", "priority='1'"), ([0, 1.5], r"priority\[1\]=1.5"), ([0], "1 priorities for 2")],
+)
+def test_priorities_that_are_none_are_refused(priority, told, tiny):
+    with pytest.raises(errors.InvalidArgument, match=told):
+        tiny.generate(["a", "b"], GREEDY, priority=priority, use_tqdm=False)
+    with pytest.raises(errors.InvalidArgument, match=told):
+        tiny.chat([HELLO, HELLO], GREEDY, priority=priority, use_tqdm=False)
 
 
 # -- chat --------------------------------------------------------------------------------------------------
@@ -397,21 +573,27 @@ def test_other_requests_go_on_after_a_call_that_failed(tiny, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         tiny.generate(PROMPTS, GREEDY, use_tqdm=False)
     monkeypatch.undo()
-    last = None
+    ended = []
     while engine.has_unfinished:
-        (last,) = engine.step()
-    assert ids_of([last]) == [expected]
+        ended += engine.step()
+    assert ids_of(ended) == [expected]
     assert_unused(tiny)
 
 
 def test_a_closed_llm_gives_its_memory_back_and_says_that_it_is_closed(tiny_path):
     llm = load(tiny_path)
-    arrays = [*llm.engine.runner._leaves, *(array for pool in llm.engine.runner.cache for array in pool)]
+    arrays = [*llm.engine.runner._step.leaves, *(array for pool in llm.engine.runner.cache for array in pool)]
     with llm:
         pass
     assert all(array.is_deleted() for array in arrays)
-    for call in (lambda: llm.generate("a", GREEDY), lambda: llm.chat(HELLO, GREEDY), llm.engine.step):
-        with pytest.raises(errors.PagedJaxError, match="closed"):
+    for call in (
+        lambda: llm.generate("a", GREEDY),
+        lambda: llm.generate([]),
+        lambda: llm.generate("a", GREEDY, on_error="return"),
+        lambda: llm.chat(HELLO, GREEDY),
+        llm.engine.step,
+    ):
+        with pytest.raises(errors.EngineClosed, match="closed"):
             call()
     llm.close()
 
@@ -438,6 +620,12 @@ def test_an_error_within_the_context_passes_through_and_closes(tiny_path):
         ("dtype", ["int8", "fp16", "", None, 32, ["float32"], float]),
         ("seed", [-1, True, 1.5, "1", [1]]),
         ("kv_audit", [True, [], "log"]),
+        ("enable_prefix_caching", [0, None, "yes"]),
+        ("preemption_mode", ["", None, "swop"]),
+        ("swap_space_gib", [-1, True, "1", None]),
+        ("batch_invariant", [0, None]),
+        ("logprobs_mode", ["", None]),
+        ("warm_up", [0, None]),
     ],
 )
 def test_a_wrong_option_is_named(option, values, tiny_path):
@@ -541,8 +729,44 @@ def test_the_audit_log_sees_what_every_block_went_through(tiny_path):
 
 
 def test_describe_says_what_the_memory_holds(tiny):
-    assert "64 blocks of 4 tokens = 256 tokens" in tiny.describe()
-    assert "64 tokens a sequence at most" in tiny.describe()
+    said = tiny.describe()
+    assert "64 blocks of 4 tokens = 256 tokens, 0.0 MiB: 4.0 sequences of max_model_len=64 tokens" in said
+    assert said.endswith("prefix caching on")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"num_blocks": 41, "max_model_len": 62},
+            "40 blocks of 4 tokens = 160 tokens, 0.0 MiB: 2.5 sequences",
+        ),
+        ({"swap_space_gib": 1 / 1024}, "swap space 2,048 blocks, 1.0 MiB"),
+        ({"swap_space_gib": 0}, "no swap space"),
+        ({"preemption_mode": "recompute"}, "no swap space"),
+        ({"enable_prefix_caching": False}, "prefix caching off"),
+    ],
+)
+def test_describe_says_what_the_options_came_to(options, told, tiny_path):
+    with load(tiny_path, warm_up=False, **options) as llm:
+        assert told in llm.describe()
+
+
+def test_at_the_start_it_describes_itself_on_standard_error_unless_told_not_to(tiny_path, capsys):
+    with load(tiny_path, warm_up=False, use_tqdm=True) as llm:
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", llm.describe() + "\n")
+    with load(tiny_path, warm_up=False):
+        assert capsys.readouterr() == ("", "")
+
+
+def test_at_the_start_it_says_what_it_compiled(tiny_path, capsys):
+    with load(tiny_path, warm_up=True, use_tqdm=True) as llm:
+        first, second = capsys.readouterr().err.splitlines()
+        count = llm.engine.runner.num_programs
+        assert first.startswith(f"{count} programs ready in ")
+        assert second == llm.describe()
 
 
 def test_a_snapshot_amid_a_batch_agrees_with_the_statistics(tiny):
@@ -552,8 +776,8 @@ def test_a_snapshot_amid_a_batch_agrees_with_the_statistics(tiny):
     engine.step()
     engine.step()
     snapshot = MemorySnapshot.of(engine.scheduler)
-    assert snapshot.blocks_used == engine.last_step.blocks_used
-    assert snapshot.tokens == engine.last_step.cached_tokens
+    assert snapshot.blocks_used == engine.last_step.blocks.used
+    assert snapshot.stored_tokens == engine.last_step.blocks.stored_tokens
     assert snapshot.block_utilization == engine.block_utilization < 1
     for index in range(3):
         engine.abort(str(index))
@@ -564,7 +788,7 @@ def test_a_snapshot_amid_a_batch_agrees_with_the_statistics(tiny):
 
 
 def test_any_load_is_served_by_a_handful_of_programs(tiny):
-    """One prefill shape and two decode shapes, each for three kinds of sampling; then nothing compiles."""
+    """One prefill shape and two decode shapes, whatever the sampling; then nothing compiles."""
     rng = np.random.default_rng(0)
 
     def play():
@@ -583,14 +807,14 @@ def test_any_load_is_served_by_a_handful_of_programs(tiny):
             count = rng.integers(1, 6)
             generate(tiny, prompts[:count], params[:count])
 
-    step = tiny.engine.runner._step
+    runner = tiny.engine.runner
     for params in (GREEDY, SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, top_k=3)):
         generate(tiny, ["a"], params)
         generate(tiny, ["a", "b"], params)
-    programs = step._cache_size()
-    assert programs <= 9
+    programs = runner.compilations
+    assert programs <= runner.num_programs <= 9
     play()
-    assert step._cache_size() == programs
+    assert runner.compilations == programs
 
 
 def test_calls_from_several_threads_run_one_after_the_other(tiny):

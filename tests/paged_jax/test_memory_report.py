@@ -6,7 +6,7 @@ from rich.console import Console
 from paged_jax.capacity import KVShape
 from paged_jax.memory_report import Holding, MemorySnapshot, block_map, ledger
 
-from .test_scheduler import add, make_scheduler, run_step
+from .scheduling import add, add_group, make_scheduler, run_step
 
 KV = KVShape(num_layers=2, num_kv_heads=3, head_dim=8, itemsize=4)
 SNAPSHOT = MemorySnapshot(
@@ -34,9 +34,18 @@ def test_a_snapshot_is_what_the_running_sequences_hold():
     assert snapshot.holdings[0] == Holding("a", (1, 2), 5)
 
 
-def test_a_block_that_two_share_is_used_once():
-    assert (SNAPSHOT.blocks_used, SNAPSHOT.tokens) == (6, 24)
-    assert SNAPSHOT.block_utilization == 1.0
+def test_a_block_that_two_share_is_used_once_and_so_are_its_tokens():
+    assert (SNAPSHOT.blocks_used, SNAPSHOT.tokens, SNAPSHOT.stored_tokens) == (6, 24, 22)
+    assert SNAPSHOT.block_utilization == pytest.approx(22 / 24)
+
+
+def test_every_sequence_of_a_group_is_in_a_snapshot():
+    scheduler = make_scheduler(num_blocks=33, block_size=4)
+    add_group(scheduler, "a", 6, 3)
+    snapshot = MemorySnapshot.of(scheduler)
+    assert snapshot.holdings == (Holding("a", (1, 2), 6),) * 3
+    assert (snapshot.blocks_used, snapshot.tokens, snapshot.stored_tokens) == (2, 18, 6)
+    assert snapshot.block_utilization == 6 / 8
 
 
 def test_expected_utilization_follows_the_mean_length():

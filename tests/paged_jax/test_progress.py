@@ -2,13 +2,16 @@
 
 import pytest
 
-from paged_jax.progress import track_requests, track_weights
+from paged_jax.progress import track_programs, track_requests, track_weights
 
 
 def drive(enabled):
     with track_weights(enabled) as progress:
         progress(1, 2)
         progress(2, 2)
+    with track_programs(enabled) as progress:
+        progress(0, 16, 0)
+        progress(16, 16, 9)
     with track_requests(3, enabled) as progress:
         progress(1, 10, 0.5)
         progress(3, 30, 1.0)
@@ -25,7 +28,17 @@ def test_a_terminal_gets_bars_on_standard_error(monkeypatch, capsys):
     drive(enabled=True)
     out, err = capsys.readouterr()
     assert out == ""
-    for word in ("loading weights", "2/2", "generating", "3/3", "tokens/s"):
+    for word in (
+        "loading weights",
+        "2/2",
+        "compiling",
+        "16/16",
+        "9 from the cache",
+        "0:00:00",
+        "generating",
+        "3/3",
+        "tokens/s",
+    ):
         assert word in err
 
 

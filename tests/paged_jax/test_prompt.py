@@ -20,11 +20,11 @@ class Letters:
         return [ord(char) % VOCAB for char in text]
 
 
-def ids_of(prompt):
+def checked(prompt):
     return prompt_ids(prompt, Letters(), VOCAB)
 
 
-@pytest.mark.parametrize("prompt", ["hi", "", {"prompt_token_ids": [1]}])
+@pytest.mark.parametrize("prompt", ["hi", "", {"prompt_token_ids": [1]}, {"prompt": "hi"}])
 def test_one_prompt_is_a_list_of_one(prompt):
     assert prompt_list(prompt) == [prompt]
 
@@ -41,7 +41,7 @@ def test_no_prompts_are_no_prompts():
 
 @pytest.mark.parametrize("prompts", [None, 5, 1.5, b"hi", b"", bytearray(b"hi"), {"hi"}, iter(["hi"])])
 def test_what_is_no_prompt_and_no_list_is_refused(prompts):
-    with pytest.raises(InvalidPrompt, match=r'expected a str or {"prompt_token_ids"'):
+    with pytest.raises(InvalidPrompt, match=r'expected a str, {"prompt": str} or'):
         prompt_list(prompts)
 
 
@@ -52,22 +52,24 @@ def test_a_bare_list_of_ids_is_told_how_to_be_a_prompt(ids):
 
 
 def test_a_text_is_kept_beside_its_ids():
-    assert ids_of("ab") == ("ab", [97, 98])
+    assert checked("ab") == checked({"prompt": "ab"}) == ("ab", [97, 98], "")
 
 
 @pytest.mark.parametrize(
     "ids", [[0, 99], (0, 99), np.array([0, 99]), np.array([0, 99], np.uint8), [np.int32(0), 99]]
 )
 def test_ids_are_taken_as_they_are_and_kept_as_plain_ints(ids):
-    text, kept = ids_of({"prompt_token_ids": ids})
-    assert (text, kept) == (None, [0, 99])
+    text, kept, salt = checked({"prompt_token_ids": ids})
+    assert (text, kept, salt) == (None, [0, 99], "")
     assert {type(token) for token in kept} == {int}
 
 
-@pytest.mark.parametrize("prompt", ["", {"prompt_token_ids": []}, {"prompt_token_ids": np.array([], int)}])
+@pytest.mark.parametrize(
+    "prompt", ["", {"prompt": ""}, {"prompt_token_ids": []}, {"prompt_token_ids": np.array([], int)}]
+)
 def test_an_empty_prompt_is_refused(prompt):
     with pytest.raises(InvalidPrompt, match="needs one at least"):
-        ids_of(prompt)
+        checked(prompt)
 
 
 def test_an_empty_text_is_refused_also_where_the_model_would_begin_it_with_a_bos():
@@ -78,11 +80,29 @@ def test_an_empty_text_is_refused_also_where_the_model_would_begin_it_with_a_bos
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, 5, b"hi", ["hi"], [1, 2], {}, {"prompt": "hi"}, {"prompt_token_ids": [1], "prompt": "hi"}, {1: 2}],
+    [
+        *(None, 5, b"hi", ["hi"], [1, 2], {}, {1: 2}, {"prompt_token_ids": [1], "prompt": "hi"}),
+        *({"prompt": None}, {"prompt": b"hi"}, {"prompt": ["hi"]}, {"prompt": {"prompt": "hi"}}),
+        *({"cache_salt": "s"}, {"prompt": "hi", "salt": "s"}, {"prompt_token_ids": [1], "x": 1}),
+    ],
 )
 def test_anything_else_is_no_prompt(prompt):
-    with pytest.raises(InvalidPrompt, match="expected a str or"):
-        ids_of(prompt)
+    with pytest.raises(InvalidPrompt, match="expected a str, "):
+        checked(prompt)
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "a"}, {"prompt_token_ids": [97]}])
+def test_either_dict_may_have_a_cache_salt(prompt):
+    given = prompt | {"cache_salt": "tenant é"}
+    assert checked(given).cache_salt == "tenant é"
+    assert checked(given)[:2] == checked(prompt)[:2]
+    assert set(given) == {*prompt, "cache_salt"}  # it is the caller's and stays as it was
+
+
+@pytest.mark.parametrize("salt", ["", 5, b"x", ["x"], True, "\ud83d"])
+def test_a_cache_salt_that_is_no_text_is_refused(salt):
+    with pytest.raises(InvalidPrompt, match=r"cache_salt=.*: expected a str that is not empty"):
+        checked({"prompt": "a", "cache_salt": salt})
 
 
 @pytest.mark.parametrize(
@@ -94,23 +114,27 @@ def test_anything_else_is_no_prompt(prompt):
 )
 def test_ids_that_are_no_integers_are_refused(ids):
     with pytest.raises(InvalidPrompt, match="expected a sequence of integers"):
-        ids_of({"prompt_token_ids": ids})
+        checked({"prompt_token_ids": ids})
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB, 2**31, 2**63, -(2**40)])
 def test_an_id_outside_the_vocabulary_is_named_with_its_place(bad):
     with pytest.raises(InvalidPrompt, match=rf"prompt_token_ids\[2\]={bad}: expected 0 <= id < 100"):
-        ids_of({"prompt_token_ids": [0, 99, bad]})
+        checked({"prompt_token_ids": [0, 99, bad]})
 
 
 def test_a_text_that_the_tokenizer_refuses_is_an_invalid_prompt():
     with pytest.raises(InvalidPrompt, match=r"prompt='oh!': no such character"):
-        ids_of("oh!")
+        checked("oh!")
+
+
+def test_a_salt_of_none_is_none():
+    assert checked({"prompt": "a", "cache_salt": None}).cache_salt == ""
 
 
 def test_a_prompt_leaves_room_for_one_token():
-    check_length(1, 10)
-    check_length(9, 10)
+    for length in (1, 8, 9):
+        check_length(length, 10)
     for length in (10, 11):
         with pytest.raises(PromptTooLong, match=f"has {length} tokens, expected 9 at most: max_model_len=10"):
             check_length(length, 10)

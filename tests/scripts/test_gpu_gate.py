@@ -67,7 +67,7 @@ PTX = """\
 
 
 def in_place(p):
-    return checks.in_place(p, tensor_bytes=TENSOR, cache_bytes=2 * TENSOR)
+    return checks.in_place(p, tensor_bytes=TENSOR, donated_bytes=2 * TENSOR)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 from support.checkpoints import random_tensors, tiny_config, tiny_vocab, write_hf
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-RANDOM_TOKENS, GLASSLLM_TOKENS, DEMO_TOKENS = 24, 24, 16
+RANDOM_TOKENS, GLASSLLM_TOKENS, DEMO_TOKENS, BATCH_TOKENS = 24, 24, 16, 10
 """Tokens that each answer has at most."""
 
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
@@ -27,6 +27,7 @@ LLAMA3 = {
     }
 }
 TIED = {"tie_word_embeddings": True}
+BATCH_SEED = 200
 
 
 def heads(num_heads: int, num_kv_heads: int, head_dim: int) -> dict:
@@ -68,6 +69,25 @@ def random_prompts(name: str) -> list[list[int]]:
 def write_random(directory: Path, name: str, **options: object) -> None:
     config = random_config(name)
     write_hf(directory, config, random_tensors(config, random_seed(name)), **options)
+
+
+def batch_lengths() -> list[int]:
+    """Tokens of the prompts of one large batch, shuffled: 208 of them, spread from 1 to 512."""
+    return (
+        np.random.default_rng(BATCH_SEED).permutation(np.linspace(1, 512, 208).round().astype(int)).tolist()
+    )
+
+
+def batch_prompts() -> list[list[int]]:
+    """Random ids of those lengths, for the model of `write_batch_model`."""
+    rng = np.random.default_rng(BATCH_SEED + 1)
+    return [rng.integers(0, len(tiny_vocab()), length).tolist() for length in batch_lengths()]
+
+
+def write_batch_model(directory: Path) -> None:
+    """A random Llama with room for the longest of those prompts."""
+    config = tiny_config(max_position_embeddings=640)
+    write_hf(directory, config, random_tensors(config, BATCH_SEED))
 
 
 def golden(name: str) -> dict:

@@ -11,7 +11,14 @@ from tokenizers import pre_tokenizers
 
 from support import greedy
 from support.checkpoints import demo_gguf
-from support.golden_cases import DEMO_TOKENS, GLASSLLM_TOKENS, RANDOM_TOKENS, random_prompts
+from support.golden_cases import (
+    BATCH_TOKENS,
+    DEMO_TOKENS,
+    GLASSLLM_TOKENS,
+    RANDOM_TOKENS,
+    batch_prompts,
+    random_prompts,
+)
 from support.golden_prompts import DEMO, GLASSLLM
 
 NEEDED = (
@@ -109,6 +116,15 @@ def random_rows(model, name: str) -> list[dict]:
         answer(model, prompt, RANDOM_TOKENS, use_cache=False, keep=(0, last))
         for prompt in random_prompts(name)
     ]
+
+
+def batch_rows(model) -> list[dict]:
+    """Without the prompts, which are long and made by `batch_prompts`, and without logits."""
+    rows = []
+    for prompt in batch_prompts():
+        row = answer(model, prompt, BATCH_TOKENS, use_cache=True)
+        rows.append({"prompt_tokens": len(prompt)} | {name: row[name] for name in ("ids", "gaps", "close")})
+    return rows
 
 
 def glassllm_rows(model, tokenizer) -> list[dict]:

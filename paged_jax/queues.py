@@ -1,0 +1,127 @@
+"""Where each request stands: waiting, amid its prefill, or decoding; and which device rows are taken."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+
+from paged_jax.capacity import blocks_for_tokens
+from paged_jax.sequence import Request, Sequence
+
+
+class Queues:
+    """The unfinished requests by where they stand. waiting is in order; a running request's unfinished
+    sequences have a row each, 0 <= row < num_rows. by_id: every request that was not dropped.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.waiting: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+        self.by_id: dict[str, Request] = {}
+        self.free_rows = list(reversed(range(num_rows)))
+        self._arrivals = 0
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that hold rows, first in order first."""
+        return sorted([*self.decoding, *self.prefilling], key=order)
+
+    @property
+    def running_sequences(self) -> list[Sequence]:
+        """Their unfinished sequences."""
+        return [*unfinished(self.decoding), *unfinished(self.prefilling)]
+
+    def arrive(self, request: Request) -> None:
+        """Queue a new request at the place of its priority, behind its equals."""
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self.by_id[request.request_id] = request
+        insort(self.waiting, request, key=order)
+
+    def seat(self, request: Request) -> None:
+        """Take the first waiting request in; there are rows enough."""
+        self.waiting.remove(request)
+        self.prefilling.append(request)
+        for sequence in unfinished([request]):
+            sequence.row = self.free_rows.pop()
+
+    def unseat(self, request: Request) -> None:
+        """Have a running request wait again, at its place."""
+        (self.decoding if request in self.decoding else self.prefilling).remove(request)
+        self.give_rows_back(request)
+        insort(self.waiting, request, key=order)
+
+    def start_decoding(self, request: Request) -> None:
+        """A request's prefill is done."""
+        self.prefilling.remove(request)
+        self.decoding.append(request)
+
+    def unseat_all(self) -> None:
+        """Have every unfinished request wait, each at its place; right whatever state the queues are in."""
+        for request in self.by_id.values():
+            for sequence in request.sequences:
+                sequence.row = None
+        self.free_rows = list(reversed(range(self.num_rows)))
+        self.prefilling.clear()
+        self.decoding.clear()
+        self.waiting[:] = sorted((r for r in self.by_id.values() if not r.is_finished), key=order)
+
+    def take_out(self, request: Request) -> None:
+        """A finished request stands nowhere; its id stays known."""
+        self.give_rows_back(request)
+        for queue in (self.waiting, self.prefilling, self.decoding):
+            if request in queue:
+                queue.remove(request)
+
+    def drop(self, request: Request) -> None:
+        """Forget a finished request."""
+        del self.by_id[request.request_id]
+        self.take_out(request)
+
+    def give_rows_back(self, request: Request) -> None:
+        """Its finished sequences' rows too."""
+        for sequence in request.sequences:
+            self.give_row_back(sequence)
+
+    def give_row_back(self, sequence: Sequence) -> None:
+        """Free a sequence's row; harmless where it has none."""
+        if sequence.row is not None:
+            self.free_rows.append(sequence.row)
+            sequence.row = None
+
+
+def order(request: Request) -> tuple[int, int]:
+    """What requests are sorted by, the first to be served first."""
+    return request.priority, request.arrival
+
+
+def unfinished(requests: Iterable[Request]) -> list[Sequence]:
+    """The sequences of these requests that want more tokens."""
+    return [s for request in requests for s in request.sequences if s.finish_reason is None]
+
+
+def missing_blocks(request: Request, block_size: int) -> int:
+    """Blocks that a request still takes until all of its tokens have a slot, the last one too.
+
+    Of siblings that share a partly filled last block, all but one will copy it. A swapped request's blocks
+    are those that it will come back to.
+    """
+    missing = 0
+    lasts: Counter[int] = Counter()
+    for place, sequence in enumerate(request.sequences):
+        if sequence.finish_reason is not None:
+            continue
+        if request.swapped is not None and not sequence.table.blocks:
+            blocks, num_tokens = request.swapped.tables[place]
+        else:
+            blocks, num_tokens = sequence.table.blocks, sequence.table.num_tokens
+        has = len(blocks)
+        if not has and sequence.shared_with is not None:
+            has = sequence.shared_with[1] // block_size
+        missing += max(blocks_for_tokens(len(sequence.token_ids), block_size) - has, 0)
+        if num_tokens % block_size:
+            lasts[blocks[-1]] += 1
+    return missing + sum(lasts.values()) - len(lasts)

@@ -1,0 +1,99 @@
+"""transformers with requests in static batches: what an engine without continuous batching can do at best."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+SIZES = (4, 8, 16)
+ORDERS: tuple[Literal["prompts", "answers"], ...] = ("prompts", "answers")
+
+
+class Job(Protocol):
+    """A request: its prompt as ids, and how many tokens it generates."""
+
+    @property
+    def prompt(self) -> list[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class StaticBatches:
+    """One model, one batch size, and batches of requests that are alike in one of their lengths."""
+
+    def __init__(self, model: Any, dtype: str, size: int, order: Literal["prompts", "answers"]) -> None:
+        self.name = f"transformers {dtype}, {size} sorted by {order}"
+        self.model, self.size, self.order = model, size, order
+        parameters = inspect.signature(model.forward).parameters
+        self.argument = "cache" if "cache" in parameters else "past_key_values"
+
+    def run(self, jobs: Sequence[Job]) -> float:
+        """Seconds for all jobs."""
+        start = time.perf_counter()
+        if self.order == "prompts":
+            by_length = sorted(jobs, key=lambda job: (len(job.prompt), job.num_tokens))
+        else:
+            by_length = sorted(jobs, key=lambda job: (job.num_tokens, len(job.prompt)))
+        for at in range(0, len(jobs), self.size):
+            self._generate(by_length[at : at + self.size])
+        return time.perf_counter() - start
+
+    def _generate(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Greedy ids of each job, until the longest is done."""
+        import torch
+        import transformers
+
+        longest = max(len(job.prompt) for job in jobs)
+        steps = max(job.num_tokens for job in jobs)
+        tokens = torch.zeros((len(jobs), longest), dtype=torch.long)
+        mask = torch.zeros((len(jobs), longest + steps), dtype=torch.long)
+        for row, job in enumerate(jobs):
+            tokens[row, longest - len(job.prompt) :] = torch.tensor(job.prompt)
+            mask[row, longest - len(job.prompt) :] = 1
+        positions = (mask[:, :longest].cumsum(-1) - 1).clamp(min=0)
+        padded = bool((mask == 0).any())
+        cache: Any = transformers.DynamicCache(config=self.model.config)
+        chosen = []
+        with torch.inference_mode():
+            for step in range(steps):
+                out = self.model(
+                    tokens,
+                    # Without a mask the attention takes its faster, causal way.
+                    attention_mask=mask[:, : longest + step] if padded else None,
+                    position_ids=positions,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **{self.argument: cache},
+                )
+                tokens = out.logits[:, -1].argmax(-1, keepdim=True)
+                positions = positions[:, -1:] + 1
+                chosen.append(tokens)
+            ids = torch.cat(chosen, dim=1).tolist()
+        return [row[: job.num_tokens] for row, job in zip(ids, jobs, strict=True)]
+
+
+def load_static_batches(path: Path, threads: int) -> list[StaticBatches]:
+    """Both dtypes and every size and order; none where torch or transformers is not installed."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return []
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    auto: Any = transformers.AutoModelForCausalLM
+    exact = auto.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    models = {"float32": exact, "bfloat16": deepcopy(exact).to(torch.bfloat16)}
+    return [
+        StaticBatches(model, dtype, size, order)
+        for dtype, model in models.items()
+        for size in SIZES
+        for order in ORDERS
+    ]

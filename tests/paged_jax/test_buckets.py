@@ -1,0 +1,119 @@
+"""The static shapes that steps are padded to, and how many programs they come to."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_jax.buckets import Buckets, ProgramKey
+from paged_jax.schedule import Chunk
+
+
+def buckets(**options):
+    defaults = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "max_prefill_seqs": 16,
+        "max_model_len": 100,
+        "block_size": 16,
+        "platform": "cpu",
+    }
+    return Buckets(**defaults | options)
+
+
+def chunks(*sizes):
+    return [Chunk(None, 0, size) for size in sizes]
+
+
+def calls(sizes, **options):
+    return [[chunk.num_tokens for chunk in call] for call in buckets(**options).prefill_calls(chunks(*sizes))]
+
+
+def test_the_default_shapes():
+    sizes = buckets()
+    assert sizes.decode == [1, 8, 16, 32, 64]
+    assert sizes.prefill == [32, 64, 128, 256, 512, 1024, 2048]
+    assert (sizes.prefill_seqs, sizes.max_blocks) == (16, 7)
+    on_gpu = buckets(platform="cuda")
+    assert on_gpu.decode == [1, 16, 64]
+    assert on_gpu.prefill == [32, 256, 2048]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_by_default_there_are_sixteen_programs_swapping_included(platform):
+    keys = buckets(platform=platform).program_keys(swap_blocks=32)
+    assert len(keys) == len(set(keys)) == 16
+    assert len(buckets(platform=platform).program_keys()) == 14
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("max_num_seqs", [1, 7, 256, 1000, 5000])
+def test_there_are_no_more_for_any_limits(platform, max_num_seqs):
+    sizes = buckets(platform=platform, max_num_seqs=max_num_seqs, max_num_batched_tokens=100_000)
+    assert len(sizes.program_keys(swap_blocks=1)) <= 16
+    assert sizes.decode[0] == 1
+    assert sizes.decode[-1] == max_num_seqs
+
+
+def test_a_cpu_has_one_sampling_variant_and_a_gpu_three():
+    assert {key.variant for key in buckets().program_keys()} == {"full"}
+    decode = [key for key in buckets(platform="cuda").program_keys() if key.kind == "decode"]
+    assert {key.variant for key in decode} == {"greedy", "temperature", "full"}
+    assert buckets(platform="cuda").capturable
+    assert not buckets().capturable
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_batch_invariant_runner_has_one_program_of_a_kind(platform):
+    keys = buckets(platform=platform, batch_invariant=True, prefill_chunk=96).program_keys()
+    assert keys[:2] == [ProgramKey("prefill", 96), ProgramKey("decode", 64, "full")]
+    assert [key.kind for key in keys[2:]] == ["place", "copy"]
+
+
+def test_a_batch_invariant_prefill_holds_one_sequence():
+    assert calls([5, 6, 96], batch_invariant=True, prefill_chunk=96) == [[5], [6], [96]]
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 8), (8, 8), (9, 16), (32, 32), (33, 64), (64, 64)])
+def test_a_decode_step_gets_the_smallest_shape_that_holds_it(rows, padded):
+    assert buckets().decode_size(rows) == padded
+
+
+@pytest.mark.parametrize(("tokens", "padded"), [(1, 32), (32, 32), (33, 64), (2048, 2048)])
+def test_a_prefill_gets_the_smallest_shape_that_holds_its_tokens(tokens, padded):
+    assert buckets().prefill_size(tokens) == padded
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([2048], [[2048]]),
+        ([128] * 16, [[128] * 16]),
+        ([1] * 17, [[1] * 16, [1]]),  # more sequences than a call has rows
+        ([2000, 40, 9], [[2000, 40], [9]]),  # more tokens than it has
+    ],
+)
+def test_chunks_go_in_as_few_calls_as_hold_them_in_order(sizes, expected):
+    assert calls(sizes) == expected
+
+
+def test_a_chunk_that_no_call_holds_is_refused():
+    with pytest.raises(ValueError, match="2049 tokens; prefills hold 2048"):
+        calls([2049])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("min_rows", [1, 8])
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 100_000), st.data())
+def test_every_step_that_the_limits_allow_has_a_shape(platform, min_rows, num_seqs, num_tokens, data):
+    sizes = buckets(
+        platform=platform, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, min_rows=min_rows
+    )
+    rows = data.draw(st.integers(1, num_seqs))
+    tokens = data.draw(st.integers(1, num_tokens))
+    assert sizes.decode_size(rows) >= max(rows, min_rows)
+    assert sizes.prefill_size(tokens) >= max(tokens, min_rows)
+    assert sizes.decode == sorted(set(sizes.decode))
+    assert sizes.prefill == sorted(set(sizes.prefill))
+    assert len(sizes.program_keys(swap_blocks=32)) <= 16
