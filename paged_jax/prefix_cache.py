@@ -9,6 +9,7 @@ recently used of them the first among those.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from paged_jax.block_allocator import BlockAllocator
@@ -57,6 +58,21 @@ class PrefixCache:
         if self.chunk is not None:
             del blocks[len(blocks) * size // self.chunk * self.chunk // size :]
         return blocks
+
+    def is_on_its_way(self, sequence: Sequence, index: int, others: Iterable[Sequence]) -> bool:
+        """Whether one of the others, amid its prefill, is about to fill the same block as this at an index.
+
+        Then a newcomer does better to wait for it than to compute it a second time.
+        """
+        size = self.allocator.block_size
+        if index >= (len(sequence.token_ids) - 1) // size:
+            return False
+        key = self._key(sequence, index)
+        return any(
+            other.num_registered <= index < (len(other.token_ids) - 1) // size
+            and self._key(other, index) == key
+            for other in others
+        )
 
     def take(self, sequence: Sequence, blocks: list[int]) -> None:
         """Hand blocks that `match` found to a sequence whose table is empty."""

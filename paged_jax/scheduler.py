@@ -128,7 +128,7 @@ class Scheduler:
         `update`, or after a failure `set_back_all`, must follow before the next call; and `retire` of what
         has finished.
         """
-        schedule = self._in_flight = Schedule(placed=[s for s in self._forked if s.row is not None])
+        schedule = self._in_flight = Schedule(placed=self._forked)
         self._forked = []
         while True:
             self._decode(schedule)
@@ -140,7 +140,7 @@ class Scheduler:
                 break
             # Nobody can go on: prompts amid their prefill hold the blocks that the others lack.
             self._yield_blocks(running, schedule)
-        schedule.placed = list(dict.fromkeys(schedule.placed))
+        schedule.placed = [s for s in dict.fromkeys(schedule.placed) if s.row is not None]
         return schedule if schedule or schedule.exhausted else None
 
     def update(self, schedule: Schedule, sampled: Sampled) -> Update:
@@ -196,7 +196,6 @@ class Scheduler:
             self._exhaust(running[0], schedule)
             return
         request = running[-1]
-        schedule.placed = [s for s in schedule.placed if s.request is not request]
         schedule.preempted.append(request)  # first: if the next line fails, its swap-out is not believed
         self.preemption.set_back(request, schedule)
         self.queues.unseat(request)
@@ -272,6 +271,9 @@ class Scheduler:
         else:
             if cache is not None and not leader.is_finished:
                 hits = cache.match(leader)
+                amid = [other.sequences[0] for other in self.queues.prefilling]
+                if cache.is_on_its_way(leader, len(hits), amid):
+                    return False
             revived = sum(1 for block in hits if not self.allocator.ref_cnt(block))
             if self._missing(request) - len(hits) + revived > free:
                 return False

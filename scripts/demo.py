@@ -25,16 +25,18 @@ PROMPTS = [
     "What is photosynthesis?",
     "Rewrite in simple words: The precipitation is anticipated to commence in the late afternoon.",
 ]
-MAX_TOKENS = 96
+MAX_TOKENS = 80
 
 
 def main() -> None:
     console = Console()
     start = monotonic()
-    with console.status("loading the model"):
-        # 256 usable blocks of 16 tokens: reserved by maximum length, they would hold two sequences.
-        llm = LLM(demo_model(), max_model_len=2048, block_size=16, num_blocks=257)
-    console.print(f"model loaded in {monotonic() - start:.1f} s, {llm.describe()}")
+    # 256 usable blocks of 16 tokens: reserved by maximum length, they would hold two sequences. Eight prompts
+    # need few of the programs that a server compiles ahead, so each is compiled when it is first needed.
+    llm = LLM(
+        demo_model(), max_model_len=2048, block_size=16, num_blocks=257, max_num_seqs=8, warm_up=False
+    )
+    console.print(f"model loaded in {monotonic() - start:.1f} s")
 
     start = monotonic()
     outputs, fullest = answer_all(llm)
@@ -46,6 +48,11 @@ def main() -> None:
     console.print(
         f"{tokens} tokens for {len(outputs)} prompts in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s"
         " (compiling included; the next start finds the programs on disk)\n"
+    )
+    totals = llm.engine.totals
+    console.print(
+        f"{totals.prefix_hit_tokens} of {totals.prefix_queried_tokens} prompt tokens came from the prefix cache:"
+        " blocks of a beginning that an earlier prompt had computed\n"
     )
     console.print(ledger(fullest, llm.kv_shape, max_model_len=llm.max_model_len))
     console.print("\nphysical blocks at that step, one character each (0 is the null block, . is free)")
@@ -68,13 +75,12 @@ def answer_all(llm: LLM) -> tuple[list[RequestOutput], MemorySnapshot]:
     with Progress(*columns, TimeElapsedColumn()) as progress:
         task = progress.add_task("generating", total=len(PROMPTS) * MAX_TOKENS, now="")
         while engine.has_unfinished:
-            advanced = engine.step()
-            finished += [output for output in advanced if output.finished]
+            finished += engine.step()
             snapshot = MemorySnapshot.of(engine.scheduler)
             if snapshot.blocks_used > fullest.blocks_used:
                 fullest = snapshot
             now = f"{snapshot.blocks_used} blocks, {snapshot.block_utilization:.0%} full"
-            progress.update(task, advance=len(advanced), now=now)
+            progress.update(task, completed=engine.totals.generated_tokens, now=now)
         progress.update(task, completed=len(PROMPTS) * MAX_TOKENS)
     return finished, fullest
 

@@ -28,10 +28,10 @@ def test_a_snapshot_is_what_the_running_sequences_hold():
     add(scheduler, "b", 8)
     run_step(scheduler)
     snapshot = MemorySnapshot.of(scheduler)
-    assert snapshot.holdings == (Holding("a", (1, 2), 5), Holding("b", (3, 4), 8))
+    assert snapshot.holdings == (Holding("a", (1, 4), 5), Holding("b", (2, 3), 8))
     assert (snapshot.num_blocks, snapshot.block_size) == (33, 4)
     run_step(scheduler)
-    assert snapshot.holdings[0] == Holding("a", (1, 2), 5)
+    assert snapshot.holdings[0] == Holding("a", (1, 4), 5)
 
 
 def test_a_block_that_two_share_is_used_once_and_so_are_its_tokens():

@@ -97,13 +97,33 @@ def test_running_requests_share_the_very_blocks():
 
 def test_a_block_is_found_only_when_the_step_that_writes_it_has_ended():
     scheduler = make_scheduler(caching=True, block_size=4)
-    a, b = (add(scheduler, name, PROMPT[:21], max_new_tokens=2) for name in "ab")
+    a = add(scheduler, "a", PROMPT[:21], max_new_tokens=2)
     schedule = scheduler.schedule()
-    assert shape(schedule) == ({"a": 20, "b": 20}, "ab")
-    assert not set(a.table.blocks) & set(b.table.blocks)
+    assert shape(schedule) == ({"a": 20}, "a")
     assert scheduler.prefix_cache.match(a) == []
     finish_step(scheduler, schedule, scheduler.device.execute(schedule))
-    assert scheduler.prefix_cache.match(a) == a.table.blocks[:5]  # the first registration won
+    assert scheduler.prefix_cache.match(a) == a.table.blocks[:5]
+
+
+def test_a_newcomer_waits_for_a_beginning_that_is_just_being_computed():
+    """Many prompts after one beginning, all at once: it is computed once, and nobody waits for more than it."""
+    scheduler = make_scheduler(caching=True, block_size=4, budget=8)
+    add(scheduler, "a", PROMPT[:17])
+    add(scheduler, "b", [*PROMPT[:12], 1, 2, 3])
+    add(scheduler, "c", [*PROMPT[:12], 4, 5, 6])
+    assert shape(run_step(scheduler)) == ({"a": 8}, "")
+    assert shape(run_step(scheduler)) == ({"a": 8}, "a")
+    assert shape(run_step(scheduler)) == ({"b": 2, "c": 2}, "abc")
+    assert scheduler.prefix_cache.hit_tokens == 24
+    finish(scheduler)
+
+
+def test_a_newcomer_does_not_wait_for_another_salt_or_a_block_that_is_not_full():
+    scheduler = make_scheduler(caching=True, block_size=4)
+    add(scheduler, "a", PROMPT[:8])
+    add(scheduler, "b", PROMPT[:9], salt="x")
+    add(scheduler, "c", PROMPT[:3])
+    assert shape(run_step(scheduler)) == ({"a": 7, "b": 8, "c": 2}, "abc")
 
 
 def test_an_aborted_requests_step_offers_nothing():
