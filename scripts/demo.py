@@ -33,9 +33,7 @@ def main() -> None:
     start = monotonic()
     # 256 usable blocks of 16 tokens: reserved by maximum length, they would hold two sequences. Eight prompts
     # need few of the programs that a server compiles ahead, so each is compiled when it is first needed.
-    llm = LLM(
-        demo_model(), max_model_len=2048, block_size=16, num_blocks=257, max_num_seqs=8, warm_up=False
-    )
+    llm = LLM(demo_model(), max_model_len=2048, block_size=16, num_blocks=257, max_num_seqs=8, warm_up=False)
     console.print(f"model loaded in {monotonic() - start:.1f} s")
 
     start = monotonic()
@@ -51,8 +49,8 @@ def main() -> None:
     )
     totals = llm.engine.totals
     console.print(
-        f"{totals.prefix_hit_tokens} of {totals.prefix_queried_tokens} prompt tokens came from the prefix cache:"
-        " blocks of a beginning that an earlier prompt had computed\n"
+        f"{totals.prefix_hit_tokens} of {totals.prefix_queried_tokens} prompt tokens came from the prefix cache,"
+        " from a beginning that an earlier prompt had computed\n"
     )
     console.print(ledger(fullest, llm.kv_shape, max_model_len=llm.max_model_len))
     console.print("\nphysical blocks at that step, one character each (0 is the null block, . is free)")

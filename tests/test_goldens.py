@@ -98,7 +98,9 @@ def test_a_small_trained_model_answers_as_transformers(tmp_path):
     rows = golden("glassllm")["rows"]
     assert [row["prompt"] for row in rows] == GLASSLLM
     write_glassllm(tmp_path)
-    with LLM(tmp_path, block_size=8, num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128, warm_up=False) as llm:
+    with LLM(
+        tmp_path, block_size=8, num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128, warm_up=False
+    ) as llm:
         outputs, ids = answers(llm, GLASSLLM, GLASSLLM_TOKENS)
     assert [list(output.prompt_token_ids) for output in outputs] == [row["prompt_ids"] for row in rows]
     assert_same_answers(rows, ids, "glassllm")
@@ -106,7 +108,9 @@ def test_a_small_trained_model_answers_as_transformers(tmp_path):
 
 @pytest.fixture(scope="module")
 def demo():
-    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False) as llm:
+    with LLM(
+        demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False
+    ) as llm:
         yield llm
 
 

@@ -57,7 +57,9 @@ def test_random_models_saved_by_transformers(name, tmp_path):
 
     rows = reference.random_rows(model, name)
     assert_same_rows(golden("random")["rows"][name], rows, name)
-    with LLM(saved, max_model_len=72, num_blocks=20, max_num_seqs=3, max_num_batched_tokens=64, warm_up=False) as llm:
+    with LLM(
+        saved, max_model_len=72, num_blocks=20, max_num_seqs=3, max_num_batched_tokens=64, warm_up=False
+    ) as llm:
         prompts = [{"prompt_token_ids": row["prompt_ids"]} for row in rows]
         assert_same_answers(rows, answers(llm, prompts, RANDOM_TOKENS, ignore_eos=True), name)
 
@@ -103,7 +105,9 @@ def test_the_demo_model():
     model = reference.load_demo_model()
     rows = [reference.confirm(model, row, DEMO_TOKENS, (2,)) for row in expected]
     assert_same_rows(expected, rows, "demo")
-    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False) as llm:
+    with LLM(
+        demo_gguf(), max_model_len=320, num_blocks=400, max_num_batched_tokens=512, warm_up=False
+    ) as llm:
         prompts = [p if isinstance(p, str) else llm.chat_prompt(p) for p in DEMO]
         assert_same_answers(rows, answers(llm, prompts, DEMO_TOKENS), "demo")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paged_jax import errors
 from paged_jax.audit import AuditLog
 from paged_jax.block_allocator import BlockAllocator
-from paged_jax.block_table import BlockTable, blocks_needed
+from paged_jax.block_table import Append, BlockTable, blocks_needed
 
 
 class Paging(NamedTuple):
@@ -94,6 +94,17 @@ class Ledger:
             if not self.counts()[block]:
                 self.clock += 1
                 self.freed_at[block] = self.clock
+
+    def cached(self):
+        """The free blocks that hold a prefix, the least recently used first."""
+        counts = self.counts()
+        return sorted((b for b in self.key_of if not counts[b]), key=self.freed_at.get)
+
+    def forget_cached(self):
+        for block in self.cached():
+            self.clock += 1
+            self.freed_at[block] = self.clock
+        self.key_of.clear()
 
     def block_of(self, key):
         return next((block for block, k in self.key_of.items() if k == key), None)
@@ -194,6 +205,14 @@ class World:
                 if block in self.ledger.key_of and y % 2:
                     self.pool.register(block, b"a second key")
                     assert self.pool.lookup(b"a second key") is None
+
+    def forget_cached(self, x, y, z):
+        """Rarely, since it takes the cache from all that come after it; else one more token."""
+        if x % 8:
+            return self.append(x, 1, z)
+        self.done["forgotten"] += bool(self.ledger.key_of)
+        self.pool.forget_cached()
+        self.ledger.forget_cached()
 
     def hold(self, x, y, z):
         """Take blocks without a table, often more than there are."""
@@ -316,7 +335,11 @@ class World:
             del blocks[-cost:]
             self.ledger.drop(name, [old])
             blocks.extend(taken)
-        done = table.append(n)
+        if tokens == [0]:
+            copy = table.append_one()
+            done = Append(taken, [copy] if copy else [], [self.slot(blocks, length)])
+        else:
+            done = table.append(n)
         assert done.new_blocks == taken
         assert done.copies == ([(old, taken[0])] if shared else [])
         assert list(done.slots) == [self.slot(blocks, position) for position in range(length, length + n)]
@@ -336,6 +359,8 @@ class World:
         blocks = range(1, self.num_blocks)
         assert [pool.ref_cnt(block) for block in blocks] == [counts[block] for block in blocks]
         assert pool.num_free_blocks == self.num_blocks - 1 - len(counts)
+        assert pool.num_shared_blocks == sum(count > 1 for count in counts.values())
+        assert pool.num_cached_blocks == len(self.ledger.cached())
         for sequence in self.sequences:
             table, tokens = sequence.table, sequence.tokens
             assert list(table.blocks) == self.ledger.held.get(sequence.name, [])
@@ -375,6 +400,8 @@ class World:
         pool = self.pool
         return (
             pool.num_free_blocks,
+            pool.num_shared_blocks,
+            pool.num_cached_blocks,
             [pool.ref_cnt(block) for block in range(1, self.num_blocks)],
             [(list(s.table.blocks), s.table.num_tokens) for s in self.sequences],
             [pool.lookup(key) for key in self.contents],
@@ -404,6 +431,7 @@ OPERATIONS = [
     *[World.fork] * 3,
     World.release,
     *[World.register] * 4,
+    World.forget_cached,
     World.hold,
     World.share_hold,
     *[World.free_hold] * 3,

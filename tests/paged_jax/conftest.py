@@ -17,7 +17,13 @@ TINY = {
 
 def load(path, **options):
     """An LLM with few program shapes, each compiled when it is needed: one prefill, and one row or four."""
-    options = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4, "use_tqdm": False, "warm_up": False} | options
+    options = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "block_size": 4,
+        "use_tqdm": False,
+        "warm_up": False,
+    } | options
     return LLM(path, **options)
 
 

@@ -12,6 +12,7 @@ EVENTS = (
     "appends refused",
     "copies",
     "evictions",
+    "forgotten",
     "forks",
     "groups",
     "hits",

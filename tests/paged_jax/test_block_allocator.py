@@ -120,6 +120,26 @@ def test_a_block_named_twice_loses_two_counts(paging):
     assert pool.ref_cnt(1) == 1
 
 
+def test_a_block_is_shared_while_it_is_held_more_than_once(paging):
+    pool = full_pool(paging, 3)
+    counts = []
+    for change in (pool.incref, pool.incref, pool.free, pool.free, pool.free):
+        change([1], owner="b")
+        counts.append(pool.num_shared_blocks)
+    assert counts == [1, 1, 1, 0, 0]
+    pool.incref([2, 2, 3], owner="b")
+    assert pool.num_shared_blocks == 2
+
+
+def test_a_refused_free_leaves_the_shared_blocks_shared(paging):
+    pool = full_pool(paging, 2)
+    pool.incref([1, 1], owner="b")
+    with pytest.raises(errors.InvalidBlock):
+        pool.free([1, 1, 0], owner="b")
+    assert pool.num_shared_blocks == 1
+    pool.check([holder(1, 1, 1, 2)])
+
+
 def test_a_second_free_is_refused_and_names_block_and_owner(paging):
     pool = full_pool(paging, 3)
     pool.free([2], owner="a")
@@ -320,6 +340,34 @@ def test_the_first_key_of_a_block_wins(paging):
     pool.check([holder(1)])
 
 
+def test_cached_blocks_are_those_that_nobody_holds_but_a_key_leads_to(paging):
+    pool = cached_pool(paging, 3)
+    assert pool.num_cached_blocks == 3
+    pool.incref([2], owner="b")
+    assert pool.num_cached_blocks == 2
+    pool.allocate(2, owner="c")
+    assert pool.num_cached_blocks == 0
+
+
+def test_after_forgetting_no_key_leads_anywhere_and_every_count_is_as_it_was(paging):
+    pool = cached_pool(paging, 4)
+    pool.incref([2, 2], owner="b")
+    pool.forget_cached()
+    assert [pool.lookup(str(block)) for block in (1, 2, 3, 4)] == [None] * 4
+    assert (pool.num_cached_blocks, pool.num_free_blocks, pool.ref_cnt(2)) == (0, 3, 2)
+    pool.check([holder(2, 2)])
+    pool.register(2, "new")
+    assert pool.lookup("new") == 2
+
+
+def test_forgotten_blocks_are_free_as_if_they_had_never_been_cached(paging):
+    pool = cached_pool(paging, 4)
+    pool.incref([1, 1], owner="b")
+    pool.free([1, 1], owner="b")
+    pool.forget_cached()
+    assert pool.allocate(4, owner="c") == [4, 3, 2, 1]  # the newest first, and the once shared one last
+
+
 def test_a_free_block_cannot_be_registered(paging):
     pool = full_pool(paging, 1)
     pool.free([1], owner="a")
@@ -396,6 +444,14 @@ def damage_free_with_key(pool):
 
 def damage_sharing_forgotten(pool):
     pool._ever_shared[4] = False
+
+
+def test_check_finds_a_wrong_number_of_shared_blocks():
+    pool = full_pool(REAL, 4)
+    pool.incref([4], owner="b")
+    pool._num_shared = 2
+    with pytest.raises(errors.AllocatorCorruption, match="1 blocks are shared, but 2 are counted"):
+        pool.check([holder(1, 2, 3, 4, 4)])
 
 
 @pytest.mark.parametrize(

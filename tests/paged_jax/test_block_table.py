@@ -145,6 +145,19 @@ def test_a_copy_and_new_blocks_come_in_one_append(paging):
 
 
 @pytest.mark.parametrize("length", range(10))
+@pytest.mark.parametrize("forks", range(3))
+def test_append_one_is_append_of_one(length, forks, paging):
+    (pool, table), (other_pool, other) = (pool_and_table(paging, length) for _ in range(2))
+    for name in range(forks):
+        table.fork(name), other.fork(name)
+    copies = other.append(1).copies
+    assert table.append_one() == (copies[0] if copies else None)
+    assert (table.blocks, table.num_tokens) == (other.blocks, other.num_tokens)
+    assert pool.num_free_blocks == other_pool.num_free_blocks
+    assert [pool.ref_cnt(block) for block in table.blocks] == [other_pool.ref_cnt(b) for b in table.blocks]
+
+
+@pytest.mark.parametrize("length", range(10))
 @pytest.mark.parametrize("n", range(1, 10))
 def test_a_forks_append_costs_what_its_new_tokens_and_its_copy_fill(length, n, paging):
     pool, table = pool_and_table(paging, length)

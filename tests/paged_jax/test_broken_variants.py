@@ -215,6 +215,38 @@ class CountsCachedBlocksAsUsed(BlockAllocator):
     )
 
 
+class CountsHeldBlocksAsCached(BlockAllocator):
+    num_cached_blocks = property(lambda self: len(self._key_of_block))
+
+
+class ForgetsFreeBlocksOnly(BlockAllocator):
+    def forget_cached(self):
+        held = {key: block for key, block in self._block_of_key.items() if self.ref_cnt(block)}
+        super().forget_cached()
+        self._block_of_key.update(held)
+        self._key_of_block.update({block: key for key, block in held.items()})
+
+
+class ForgetsInTheReversedOrder(BlockAllocator):
+    def forget_cached(self):
+        self._free_cached = type(self._free_cached)(reversed(self._free_cached.items()))
+        super().forget_cached()
+
+
+class CountsEveryShare(BlockAllocator):
+    num_shared_blocks = property(lambda self: sum(count - 1 for count in self._ref_cnt if count > 1))
+
+
+class LosesSharesInARefusedFree(BlockAllocator):
+    def free(self, blocks, *, owner, reason=""):
+        before = self._num_shared
+        try:
+            super().free(blocks, owner=owner, reason=reason)
+        except errors.PagedJaxError:
+            self._num_shared = max(before - 1, 0)
+            raise
+
+
 # -- block tables ------------------------------------------------------------------------------------------
 
 
@@ -231,6 +263,14 @@ class WritesIntoASharedBlock(BlockTable):
             return super().append(n)
         finally:
             self.allocator = pool
+
+
+class WritesOneTokenIntoASharedBlock(BlockTable):
+    def append_one(self):
+        if self.num_tokens % self.allocator.block_size:
+            self.num_tokens += 1
+            return None
+        return super().append_one()
 
 
 class TheLastHolderCopies(BlockTable):
@@ -334,6 +374,10 @@ def names_the_block(paging):
     pool_checks.test_check_names_the_block_that_holders_and_counts_disagree_on([[1]], "block 2", paging)
 
 
+def one_token_into_a_fork(paging):
+    table_checks.test_append_one_is_append_of_one(6, 1, paging)
+
+
 def frees_nothing_if_one_is_bad(paging):
     pool_checks.test_free_is_all_or_nothing([2, 0], paging)
 
@@ -366,11 +410,17 @@ BROKEN_POOLS = [
     (EvictsTheMostRecentlyUsed, A.test_the_least_recently_used_prefix_is_evicted_first),
     (CountsALookupAsAUse, A.test_a_lookup_alone_is_no_use),
     (ForgetsTheCacheWhenFreed, A.test_a_cached_block_is_free_and_still_found),
+    (CountsHeldBlocksAsCached, A.test_cached_blocks_are_those_that_nobody_holds_but_a_key_leads_to),
+    (ForgetsFreeBlocksOnly, A.test_after_forgetting_no_key_leads_anywhere_and_every_count_is_as_it_was),
+    (ForgetsInTheReversedOrder, A.test_forgotten_blocks_are_free_as_if_they_had_never_been_cached),
+    (CountsEveryShare, A.test_a_block_is_shared_while_it_is_held_more_than_once),
+    (LosesSharesInARefusedFree, A.test_a_refused_free_leaves_the_shared_blocks_shared),
     (CountsCachedBlocksAsUsed, A.test_a_cached_block_is_free_and_still_found),
 ]
 BROKEN_TABLES = [
     (KeepsTheCountOfACopiedBlock, T.test_the_first_write_into_a_shared_partial_block_copies_it),
     (WritesIntoASharedBlock, T.test_the_first_write_into_a_shared_partial_block_copies_it),
+    (WritesOneTokenIntoASharedBlock, one_token_into_a_fork),
     (WritesIntoASharedBlock, T.test_a_pending_swap_out_is_a_holder_too),
     (TheLastHolderCopies, T.test_the_last_holder_of_a_once_shared_block_writes_in_place),
     (CopiesFullBlocks, T.test_a_full_block_is_never_copied),

@@ -1,4 +1,4 @@
-"""Hundreds of requests of every kind through a pool far too small: each ends as it does alone, nothing leaks."""
+"""Hundreds of requests of every kind through a pool far too small: each ends as it does alone."""
 
 import random
 import warnings
@@ -20,7 +20,10 @@ def make_engine(path, **options):
 
 
 def random_params(rng):
-    options = {"max_tokens": rng.choice([rng.randint(1, 12), rng.randint(13, 56)]), "seed": rng.getrandbits(64)}
+    options = {
+        "max_tokens": rng.choice([rng.randint(1, 12), rng.randint(13, 56)]),
+        "seed": rng.getrandbits(64),
+    }
     kind = rng.choice(["greedy", "greedy", "plain", "filtered", "cold"])
     options |= {
         "greedy": {"temperature": 0},

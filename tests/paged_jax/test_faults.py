@@ -1,4 +1,4 @@
-"""An exception at every named point of a step: the books stay right, and the answers come as if nothing was."""
+"""An exception at every named point of a step: the books stay right, and the answers are the same."""
 
 import pytest
 
@@ -89,8 +89,7 @@ def test_a_fault_costs_nobody_a_token(point, at, error, engine, expected, monkey
         try:
             for output in engine.step():
                 outputs[output.request_id] = output
-        except type(error) as raised:
-            assert raised is error
+        except type(error):
             failed += 1
         engine.allocator.check(tables(engine))
     assert failed == 1

@@ -11,6 +11,8 @@ from support.paged_decoder import decoder_of, full_logits
 from support.steps import Steps
 
 from paged_jax.model_runner import ModelRunner
+from paged_jax.rows import Sampling
+from paged_jax.sampler import sample
 from paged_jax.schedule import Chunk, Sampled, Schedule
 
 SAMPLED = {"temperature": 1.0, "seed": 5}
@@ -153,6 +155,33 @@ def test_draws_depend_on_seed_sample_and_position_alone(steps):
     assert alone(steps, range(5, 12), 6, **SAMPLED | {"seed": 6}) != expected
     assert alone(steps, range(5, 12), 6, **SAMPLED, index=1) != expected
     steps.finish(sequence, other)
+
+
+def test_the_noise_of_a_token_is_that_of_its_place_in_the_sequence(steps, decoder):
+    """A seed promises its tokens: position is the number of tokens that stand before the new one."""
+    tokens = alone(steps, range(5, 12), 4, **SAMPLED, index=2)
+    for count in range(7, 11):
+        row = Sampling(
+            temperature=jnp.ones(1),
+            top_k=jnp.zeros(1, jnp.int32),
+            top_p=jnp.ones(1),
+            seed=jnp.asarray([[0, 5]], jnp.uint32),
+            sample=jnp.full(1, 2),
+            min_position=jnp.zeros(1, jnp.int32),
+            suppressed=jnp.full((1, 64), 2**31 - 1),
+            num_logprobs=jnp.full(1, -1),
+        )
+        logits = jnp.asarray(full_logits(decoder, tokens[:count])[-1:])
+        drawn, _ = sample(logits, row, jnp.asarray([count], jnp.int32), "temperature")
+        assert tokens[count] == drawn[0]
+
+
+def test_min_tokens_hold_back_no_longer_than_asked(steps, best):
+    """The second token may be an end, where one is the least."""
+    end = best([5, 6, 7], 2)[-1]
+    first = best([5, 6, 7], 1)[-1]
+    assert end != first
+    assert alone(steps, [5, 6, 7], 2, min_tokens=1, stop=[end])[3:] == [first, end]
 
 
 def test_min_tokens_hold_the_end_back(steps, best):
@@ -514,6 +543,30 @@ def test_a_value_that_never_comes_to_be_does_not_poison_the_runner():
     fail.clear()
     steps.finish(sequence)
     assert alone(steps, range(5, 16), 4) == expected
+
+
+def test_an_array_whose_value_failed_is_replaced_and_a_sound_one_kept(steps):
+    class Failed:
+        shape, dtype, deleted = (2, 3), np.dtype(np.float32), False
+
+        def is_deleted(self):
+            return False
+
+        def block_until_ready(self):
+            raise RuntimeError("an error from long ago")
+
+        def delete(self):
+            self.deleted = True
+
+    failed, sound = Failed(), jnp.ones(4)
+    steps.runner._cache, kept = (failed, sound), steps.runner.cache
+    steps.runner._recover()
+    zeros, same = steps.runner.cache
+    steps.runner._cache = kept
+    assert failed.deleted
+    assert (zeros.shape, zeros.dtype) == ((2, 3), np.float32)
+    assert not zeros.any()
+    assert same is sound
 
 
 def test_a_chunk_that_no_program_holds_is_refused(steps):

@@ -106,7 +106,7 @@ def test_a_block_is_found_only_when_the_step_that_writes_it_has_ended():
 
 
 def test_a_newcomer_waits_for_a_beginning_that_is_just_being_computed():
-    """Many prompts after one beginning, all at once: it is computed once, and nobody waits for more than it."""
+    """Many prompts after one beginning, all at once: it is computed once."""
     scheduler = make_scheduler(caching=True, block_size=4, budget=8)
     add(scheduler, "a", PROMPT[:17])
     add(scheduler, "b", [*PROMPT[:12], 1, 2, 3])
