@@ -26,6 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -83,13 +84,21 @@ def make_jobs(lengths: np.ndarray, text: list[int]) -> list[Job]:
 class Ours:
     """paged_jax, as its users call it."""
 
-    def __init__(self, model: Path, dtype: str) -> None:
+    def __init__(self, model: Path, dtype: str, rows: int, warm_up: bool) -> None:
         from paged_jax import LLM
 
         start = time.perf_counter()
         self.name = f"paged_jax {dtype}"
         longest = LONGEST_PROMPT + LONGEST_ANSWER + SHARED
-        self.llm = LLM(model, dtype=dtype, max_model_len=longest, kv_cache_gib=1.0, use_tqdm=False)
+        self.llm = LLM(
+            model,
+            dtype=dtype,
+            max_model_len=longest,
+            kv_cache_gib=1.0,
+            max_num_seqs=rows,
+            warm_up=warm_up,
+            use_tqdm=False,
+        )
         self.load_seconds = time.perf_counter() - start
 
     def run(self, jobs: list[Job]) -> Run:
@@ -139,25 +148,50 @@ def ratio(runs: dict[str, Run]) -> float | None:
     return min(theirs) / min(ours) if theirs else None
 
 
+def timed(side: StaticBatches, jobs: list[Job]) -> Run:
+    return Run(side.run(jobs))
+
+
 def compare(jobs: list[Job], ours: list[Ours], theirs: list[StaticBatches], rounds: int) -> dict[str, Run]:
     """The fastest run of each side."""
-    sides: dict[str, Callable[[], Run]] = {side.name: lambda s=side: s.run(jobs) for side in ours}  # type: ignore[misc]  # binds side now
-    sides |= {side.name: lambda s=side: Run(s.run(jobs)) for side in theirs}  # type: ignore[misc]
+    sides: dict[str, Callable[[list[Job]], Run]] = {side.name: side.run for side in ours}
+    sides |= {side.name: partial(timed, side) for side in theirs}
     best: dict[str, Run] = {}
     for _ in range(rounds):
         for name, run in sides.items():
-            result = run()
+            result = run(jobs)
             if name not in best or result.seconds < best[name].seconds:
                 best[name] = result
     return best
 
 
-def warm_up(theirs: list[StaticBatches], jobs: list[Job]) -> float:
-    """Seconds of a first batch through each of transformers' models."""
-    start = time.perf_counter()
-    for side in {id(side.model): side for side in theirs}.values():
-        side.run([Job(job.prompt, 2) for job in jobs[:4]])
-    return time.perf_counter() - start
+def make_scenarios(
+    count: int, trace: Path | None, encode: Callable[[str], list[int]]
+) -> dict[str, list[Job]]:
+    """The requests of each scenario."""
+    from support.golden_prompts import CODE, LETTER, REPORT
+
+    jobs = make_jobs(lengths_of(trace, count), encode("\n\n".join((LETTER, REPORT, CODE))))
+    system = encode(REPORT + LETTER)[:SHARED]
+    assert len(system) == SHARED
+    return {
+        f"{count} requests": jobs,
+        f"{count} requests after a shared prompt of {SHARED} tokens": [
+            Job(system + job.prompt, job.num_tokens) for job in jobs
+        ],
+    }
+
+
+def warm_up(ours: list[Ours], theirs: list[StaticBatches], scenarios: dict[str, list[Job]]) -> str:
+    """A first run of everything, which may compile; what was done before the timing, and how long it took."""
+    told = []
+    for side in ours:
+        runs = [side.run(jobs) for jobs in scenarios.values()]
+        told.append(f"{side.name} {side.load_seconds + sum(run.seconds for run in runs):.1f} s")
+    some = next(iter(scenarios.values()))[:4]
+    for own in {id(own.model): own for own in theirs}.values():
+        told.append(f"{own.name.split(',')[0]} {own.run(some):.1f} s and loading")
+    return "ready after " + ", ".join(told)
 
 
 Requests = Annotated[int | None, typer.Option(help="How many (32; 12 with --quick).", min=2)]
@@ -180,32 +214,13 @@ def main(
     threads = min(threads or 10**9, len(cores) or os.cpu_count() or 1)
     if cores:
         os.sched_setaffinity(0, set(cores[:threads]))
-    from support.golden_prompts import CODE, LETTER, REPORT
-
     count = requests or (12 if quick else 32)
-    lengths = lengths_of(trace, count)
     path = demo_model()
-    ours = [Ours(path, dtype) for dtype in DTYPES]
+    ours = [Ours(path, dtype, rows=count if quick else 64, warm_up=not quick) for dtype in DTYPES]
     theirs = load_static_batches(path, threads)
-    encode = ours[0].llm.tokenizer.encode
-    text = encode("\n\n".join((LETTER, REPORT, CODE)))
-    system = encode(REPORT + LETTER)[:SHARED]
-    jobs = make_jobs(lengths, text)
-    scenarios = {
-        f"{count} requests": jobs,
-        f"{count} requests after a shared prompt of {SHARED} tokens": [
-            Job(system + job.prompt, job.num_tokens) for job in jobs
-        ],
-    }
-    for side in ours:
-        side.run([Job(job.prompt, 2) for job in jobs[:4]])
+    scenarios = make_scenarios(count, trace, ours[0].llm.tokenizer.encode)
     source = "random" if trace is None else f"the first of {trace.name}, scaled"
-    told = [
-        f"lengths: {source}; {threads} CPU threads",
-        f"before the timing: paged_jax loaded and compiled in "
-        f"{' + '.join(f'{side.load_seconds:.1f}' for side in ours)} s; transformers' first batches took"
-        f" {warm_up(theirs, jobs):.1f} s",
-    ]
+    told = [f"lengths: {source}; {threads} CPU threads", warm_up(ours, theirs, scenarios)]
     if not theirs:
         told.append("transformers is not installed: pip install -e '.[reference]' to compare.")
     results = {name: compare(jobs, ours, theirs, 1 if quick else 2) for name, jobs in scenarios.items()}

@@ -49,8 +49,8 @@ def main() -> None:
     )
     totals = llm.engine.totals
     console.print(
-        f"{totals.prefix_hit_tokens} of {totals.prefix_queried_tokens} prompt tokens came from the prefix cache,"
-        " from a beginning that an earlier prompt had computed\n"
+        f"{totals.prefix_hit_tokens} of {totals.prefix_queried_tokens} prompt tokens came from the prefix"
+        " cache, from a beginning that an earlier prompt had computed\n"
     )
     console.print(ledger(fullest, llm.kv_shape, max_model_len=llm.max_model_len))
     console.print("\nphysical blocks at that step, one character each (0 is the null block, . is free)")
