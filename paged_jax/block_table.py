@@ -139,6 +139,11 @@ class BlockTable:
         self.blocks = []  # not clear(): whoever still has the old list keeps what it saw
         self.num_tokens = 0
 
+    def lose(self) -> None:
+        """Empty the table and give nothing back: after `BlockAllocator.reset` there is nothing to give."""
+        self.blocks = []
+        self.num_tokens = 0
+
 
 def blocks_needed(tables: Iterable[BlockTable], n: int) -> int:
     """How many blocks appending n tokens to each of these tables, in this order, takes from the pool.

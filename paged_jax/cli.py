@@ -83,7 +83,7 @@ def generate(
     """Continue each prompt, all of them in one batch."""
     texts = [*(prompts or []), *(options.prompts_of(prompt_file) if prompt_file else [])]
     if not texts and prompt_file is None:
-        texts = options.lines(sys.stdin.read())
+        texts = options.lines(_stdin())
     if not texts:
         raise InvalidPrompt("no prompt: give some as arguments, or one a line in --prompt-file or on stdin.")
     given = options.given_params(
@@ -216,6 +216,13 @@ def main() -> None:
         sys.exit(1)
 
 
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidPrompt(f"stdin: expected text in {error.encoding}: {error}") from error
+
+
 def _load(model: str, **engine_options: object) -> LLM:
     from paged_jax.llm import LLM
 
@@ -291,3 +298,7 @@ def _record(prompt: str, output: RequestOutput) -> dict[str, object]:
             for entries in completion.logprobs
         ]
     return record
+
+
+if __name__ == "__main__":
+    main()

@@ -85,6 +85,7 @@ class Engine:
         self._seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._texts: dict[Sequence, TextStream] = {}
         self._undelivered: dict[str, Request] = {}  # ended in a step that failed before it could say so
+        self._put_back: list[RequestOutput] = []
 
     @property
     def allocator(self) -> BlockAllocator:
@@ -94,7 +95,12 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has something to do."""
-        return self.scheduler.has_unfinished or bool(self._undelivered)
+        return self.scheduler.has_unfinished or bool(self._undelivered or self._put_back)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have neither ended nor been taken back."""
+        return len(self.scheduler.queues.by_id) + len(self._undelivered)
 
     @property
     def block_utilization(self) -> float:
@@ -122,6 +128,12 @@ class Engine:
         lower goes first. streams: `step` puts out every token, and not the finished request alone.
         """
         self.check_open()
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidArgument.of("request_id", request_id, "a string that is not empty")
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgument.of("params", params, "a SamplingParams")
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidArgument.of("priority", priority, "an integer; lower goes first")
         text, ids, salt = prompt_ids(prompt, self.tokenizer, self.vocab_size)
         check_length(len(ids), self.max_model_len)
         room = self.max_model_len - len(ids)
@@ -156,12 +168,29 @@ class Engine:
         self._undelivered.pop(request_id, None)
         self._drop_texts()
 
+    def put_back(self, outputs: list[RequestOutput]) -> None:
+        """Have the next step put these out: a caller got them that were another's."""
+        self._put_back += outputs
+
+    def output_of(self, request: Request) -> RequestOutput:
+        """A request as it stands, such as one that was taken back."""
+        for sequence in request.sequences:
+            self._push_tokens(sequence)
+        output = self._output(request)
+        self._drop_texts()
+        return output
+
+    def refuse(self) -> None:
+        """Refuse every further call but close: a thread that drives the engine stops before its next step."""
+        self._closed = True
+
     def close(self) -> None:
         """Abort everything and give the device's memory back; harmless when repeated."""
-        self._closed = True
+        self.refuse()
         for request_id in list(self.scheduler.queues.by_id):
             self.scheduler.abort(request_id)
         self._undelivered.clear()
+        self._put_back.clear()
         self._texts.clear()
         self.runner.close()
 
@@ -189,10 +218,11 @@ class Engine:
         clock = StepClock(monotonic())
         if cache is not None:
             clock.queried_before, clock.hits_before = cache.queried_tokens, cache.hit_tokens
-        late = self._take_undelivered()
+        late = self._put_back + self._take_undelivered()
         schedule = scheduler.schedule()
         if schedule is None:
             self._undelivered.clear()
+            self._put_back = []
             return late
         clock.scheduled = monotonic()
         clock.blocks = BlockCounts.of(scheduler)
@@ -209,6 +239,7 @@ class Engine:
         )
         self.totals.add(self.last_step)
         self._undelivered.clear()
+        self._put_back = []
         return late + outputs
 
     def _take_texts(self, advanced: list[Sequence]) -> list[RequestOutput]:
@@ -244,7 +275,7 @@ class Engine:
             matched = matched or stream.push(token, may_stop=stream.num_tokens >= params.min_tokens)
         if sequence.is_finished and matched is None:
             matched = stream.finish()
-        if matched is not None:
+        if matched is not None and sequence.finish_reason != "abort":
             sequence.finish("stop", monotonic())
             sequence.finish_reason, sequence.stop_reason = "stop", matched
 

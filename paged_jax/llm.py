@@ -108,7 +108,7 @@ class LLM:
         self.tokenizer = built.loaded.tokenizer
         self.generation_defaults = built.loaded.generation
         self._request_ids = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if use_tqdm:
             if built.warm_up is not None:
                 note(_warm_up_line(built.warm_up))
@@ -216,8 +216,19 @@ class LLM:
             return self.tokenizer.apply_chat_template(messages)
 
     def close(self) -> None:
-        """Give the memory of weights and cache back; any later use raises EngineClosed."""
-        self.engine.close()
+        """Give the memory of weights and cache back; any later use raises EngineClosed.
+
+        A call that another thread has running ends with that error before its next step.
+        """
+        self.engine.refuse()
+        with self._lock:
+            self.engine.close()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, as after the weights have changed; what runs is left alone."""
+        with self._lock:
+            self.engine.check_open()
+            self.engine.allocator.forget_cached()
 
     def __enter__(self) -> Self:
         """Use the LLM as a context manager."""

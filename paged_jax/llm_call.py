@@ -73,26 +73,42 @@ class LLMCall:
         engine = self._engine
         index_of = {request.request_id: index for index, request in self._requests.items()}
         before = engine.totals.generated_tokens
+        others: list[RequestOutput] = []
+        added: list[Request] = []
         try:
             for index, request in self._requests.items():
                 try:
                     engine.add(request)
+                    added.append(request)
                 except InvalidArgument as error:
                     self._refuse(index, request.request_id, request.prompt, error)
             unfinished = self._outputs.count(None)
             with track_requests(len(self._outputs), use_tqdm) as progress:
                 while unfinished:
                     for output in engine.step():
-                        if output.finished and output.request_id in index_of:
+                        if output.request_id not in index_of:
+                            others.append(output)
+                        elif output.finished:
                             self._outputs[index_of[output.request_id]] = output
                             unfinished -= 1
+                    if engine.num_unfinished < unfinished:  # somebody has taken some of them back
+                        self._take_aborted(added)
+                        unfinished = self._outputs.count(None)
                     tokens = engine.totals.generated_tokens - before
                     progress(len(self._outputs) - unfinished, tokens, engine.block_utilization)
         finally:
-            for request_id, index in index_of.items():
-                if self._outputs[index] is None:
-                    engine.abort(request_id)
+            for request in added:
+                if self._outputs[index_of[request.request_id]] is None:
+                    engine.abort(request.request_id)
+            engine.put_back(others)
         return [output for output in self._outputs if output is not None]
+
+    def _take_aborted(self, added: list[Request]) -> None:
+        index_of = {request.request_id: index for index, request in self._requests.items()}
+        for request in added:
+            index = index_of[request.request_id]
+            if self._outputs[index] is None and request.is_finished:
+                self._outputs[index] = self._engine.output_of(request)
 
     def _refuse(
         self, index: int, request_id: str, prompt: object, error: PagedJaxError, what: str = "prompt"

@@ -9,6 +9,7 @@ the estimate below; whatever the swap space can not hold is recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,11 @@ class SwapSpace:
         self._next_fresh += n - len(reused)
         return reused + list(range(start, self._next_fresh))
 
+    def reset(self, held: set[int]) -> None:
+        """All blocks free but those that are held, whatever was before."""
+        self._next_fresh = max(held, default=-1) + 1
+        self._free = [block for block in range(self._next_fresh) if block not in held]
+
     def free(self, blocks: list[int]) -> None:
         """Give blocks back."""
         self._free.extend(blocks)
@@ -91,6 +97,18 @@ class Preemption:
         for sequence in request.sequences:
             sequence.table.release()
             sequence.num_registered = 0
+
+    def lose_tables(self, request: Request) -> None:
+        """As drop_tables, where the allocator's books are to be reset: nothing is given back."""
+        _remember_sharing(request, self.allocator.block_size)
+        for sequence in request.sequences:
+            sequence.table.lose()
+            sequence.num_registered = 0
+
+    def reset_books(self, requests: Iterable[Request]) -> None:
+        """All blocks free but what these requests have in the swap space, whatever was before."""
+        self.allocator.reset()
+        self.space.reset({b for r in requests if r.swapped is not None for b in r.swapped.host_blocks})
 
     def forget(self, request: Request) -> None:
         """Give back what a request has in the swap space."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
 
@@ -34,7 +33,6 @@ class Programs:
     def __init__(self, trace: Callable[[ProgramKey], Traced]) -> None:
         self._trace = trace
         self._compiled: dict[ProgramKey, Compiled] = {}
-        self._lock = Lock()
 
     def __getitem__(self, key: ProgramKey) -> Compiled:
         """The program, compiled now if it was not yet."""

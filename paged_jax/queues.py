@@ -38,8 +38,8 @@ class Queues:
         """Queue a new request at the place of its priority, behind its equals."""
         request.arrival = self._arrivals
         self._arrivals += 1
-        self.by_id[request.request_id] = request
         insort(self.waiting, request, key=order)
+        self.by_id[request.request_id] = request
 
     def seat(self, request: Request) -> None:
         """Take the first waiting request in; there are rows enough."""

@@ -154,18 +154,19 @@ class Scheduler:
     def set_back_all(self) -> None:
         """Have every running request computed again: after a failure nobody knows what blocks hold.
 
-        What the swap space holds for certain is kept; the prefix cache is forgotten. Finished requests that
-        were not retired yet are.
+        What the swap space holds for certain is kept; the prefix cache is forgotten. The books are made anew,
+        since an interrupt may have come between any two of their lines. Finished requests that were not
+        retired yet are.
         """
         failed, self._in_flight = self._in_flight or Schedule(), None
         for request in failed.preempted:
-            self.preemption.forget(request)  # its copy may never have been made
+            request.swapped = None  # its copy may never have been made
         for request in self.queues.by_id.values():
             if any(sequence.row is not None or sequence.table.blocks for sequence in request.sequences):
                 request.metrics.num_preemptions += 1
-                self.preemption.drop_tables(request)
+                self.preemption.lose_tables(request)
         self.queues.unseat_all()
-        self.allocator.forget_cached()
+        self.preemption.reset_books(self.queues.by_id.values())
         self.retire(list(self.queues.by_id.values()))
 
     def retire(self, requests: Iterable[Request]) -> None:
@@ -286,7 +287,6 @@ class Scheduler:
             self.preemption.swap_in(request, schedule)
         elif cache is not None and not leader.is_finished:
             cache.take(leader, hits)
-        schedule.placed += unfinished([request])
         self._prefill(request, schedule)
         return True
 
@@ -312,7 +312,6 @@ class Scheduler:
         schedule.exhausted.extend(unfinished([request]))
         for sequence in request.sequences:
             sequence.finish("length", now)
-        self.preemption.forget(request)
         self.queues.take_out(request)
 
 

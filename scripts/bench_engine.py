@@ -160,6 +160,7 @@ def compare(jobs: list[Job], ours: list[Ours], theirs: list[StaticBatches], roun
     for _ in range(rounds):
         for name, run in sides.items():
             result = run(jobs)
+            print(f"{result.seconds:7.2f} s  {name}", file=sys.stderr)
             if name not in best or result.seconds < best[name].seconds:
                 best[name] = result
     return best

@@ -48,7 +48,7 @@ DEVICE = {
     "model_runner",
 }
 ENGINE = {"loader", "engine_builder", "engine", "llm_call", "llm"}
-DOORS = {"cli", "cli_options"}
+DOORS = {"cli", "cli_options", "__main__"}
 RANK = {name: rank for rank, room in enumerate((HOST, DEVICE, ENGINE, DOORS)) for name in room}
 FILES = sorted(
     p.relative_to(ROOT)

@@ -449,7 +449,7 @@ def damage_sharing_forgotten(pool):
 def test_check_finds_a_wrong_number_of_shared_blocks():
     pool = full_pool(REAL, 4)
     pool.incref([4], owner="b")
-    pool._num_shared = 2
+    pool.num_shared_blocks = 2
     with pytest.raises(errors.AllocatorCorruption, match="1 blocks are shared, but 2 are counted"):
         pool.check([holder(1, 2, 3, 4, 4)])
 

@@ -239,11 +239,11 @@ class CountsEveryShare(BlockAllocator):
 
 class LosesSharesInARefusedFree(BlockAllocator):
     def free(self, blocks, *, owner, reason=""):
-        before = self._num_shared
+        before = self.num_shared_blocks
         try:
             super().free(blocks, owner=owner, reason=reason)
         except errors.PagedJaxError:
-            self._num_shared = max(before - 1, 0)
+            self.num_shared_blocks = max(before - 1, 0)
             raise
 
 

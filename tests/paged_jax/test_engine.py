@@ -249,7 +249,7 @@ def test_min_tokens_takes_as_many_end_tokens_as_the_device_can_hold_back():
     engine = make_engine()
     ids = list(range(1, 64))
     engine.make_request("r", "abc", SamplingParams(min_tokens=1, stop_token_ids=ids))  # and the model's own
-    with pytest.raises(InvalidSamplingParams, match="65 end tokens: expected 64 at most"):
+    with pytest.raises(InvalidSamplingParams, match=r"65 end ids .*: expected 64 at most"):
         engine.make_request("r", "abc", SamplingParams(min_tokens=1, stop_token_ids=[*ids, 64]))
     engine.make_request("r", "abc", SamplingParams(stop_token_ids=[*ids, 64]))
 
@@ -306,6 +306,25 @@ def test_making_a_request_queues_and_allocates_nothing():
     engine.make_request("r", "abc", SamplingParams())
     assert not engine.has_unfinished
     engine.allocator.check([])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("", {}),
+        (5, {}),
+        (None, {}),
+        ("r", {"priority": "high"}),
+        ("r", {"priority": 1.5}),
+        ("r", {"params": 3}),
+    ],
+)
+def test_a_request_of_the_wrong_type_is_refused_and_leaves_nothing_behind(name, options):
+    engine = make_engine()
+    params = options.pop("params", SamplingParams())
+    with pytest.raises(InvalidArgument, match=r"(request_id|priority|params)="):
+        engine.add(engine.make_request(name, "abc", params, **options))
+    assert not engine.has_unfinished
 
 
 def test_an_id_is_in_use_until_its_request_has_ended():

@@ -57,7 +57,7 @@ def run(engine):
 @pytest.fixture(scope="module", params=["recompute", "swap"])
 def engine(request, glass_path):
     engine = make_engine(
-        glass_path, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=32, preemption_mode=request.param
+        glass_path, num_blocks=13, max_num_seqs=4, max_num_batched_tokens=32, preemption_mode=request.param
     )
     yield engine
     engine.close()

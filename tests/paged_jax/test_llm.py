@@ -1,6 +1,7 @@
 """LLM over small models: the same answers whatever shares the batch, the pool or the call."""
 
 import dataclasses
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -855,3 +856,72 @@ def test_token_ids_are_lists(tiny):
     assert isinstance(output.outputs, list)
     assert isinstance(output.prompt_token_ids, list)
     assert isinstance(output.outputs[0].token_ids, list)
+
+
+# -- company on the engine ---------------------------------------------------------------------------------
+
+
+def test_a_request_that_somebody_takes_back_amid_a_call_ends_with_abort(tiny, monkeypatch):
+    engine, steps = tiny.engine, iter(range(100))
+    step = engine.step
+
+    def then_abort():
+        outputs = step()
+        if next(steps) == 3:
+            engine.abort(next(iter(engine.scheduler.queues.by_id)))
+        return outputs
+
+    monkeypatch.setattr(engine, "step", then_abort)
+    first, second = generate(tiny, ["Hello", "The sea is"])
+    assert (first.outputs[0].finish_reason, len(first.outputs[0].token_ids)) == ("abort", 4)
+    assert second.outputs[0].finish_reason == "length"
+
+
+def test_what_others_have_on_the_engine_is_put_out_to_them(tiny):
+    engine = tiny.engine
+    engine.add(engine.make_request("mine", "Hello", SamplingParams(temperature=0, max_tokens=2)))
+    tiny.generate("The sea is", GREEDY, use_tqdm=False)
+    assert engine.has_unfinished
+    (mine,) = engine.step()
+    assert (mine.request_id, len(mine.outputs[0].token_ids)) == ("mine", 2)
+    assert_unused(tiny)
+
+
+def test_a_request_of_others_with_the_name_of_one_of_ours_survives(tiny):
+    engine = tiny.engine
+    number = int(tiny.generate("a", GREEDY, use_tqdm=False)[0].request_id.split("-")[1])
+    name = f"llm-{number + 1}"
+    engine.add(engine.make_request(name, "Hello", SamplingParams(temperature=0, max_tokens=2)))
+    with pytest.raises(errors.InvalidArgument, match="request_id"):
+        tiny.generate("The sea is", GREEDY, use_tqdm=False)
+    assert name in engine.scheduler
+    engine.abort(name)
+    assert_unused(tiny)
+
+
+def test_closing_ends_a_call_of_another_thread_before_its_next_step(tiny_path):
+    llm = load(tiny_path)
+    launch, started, go_on = llm.engine.runner._launch, threading.Event(), threading.Event()
+
+    def slow(packed):
+        started.set()
+        assert go_on.wait(30)
+        return launch(packed)
+
+    llm.engine.runner._launch = slow
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(llm.generate, "a", GREEDY, use_tqdm=False)
+        assert started.wait(60)
+        closing = pool.submit(llm.close)
+        go_on.set()
+        with pytest.raises(errors.EngineClosed):
+            answer.result(60)
+        closing.result(60)
+
+
+def test_cached_prefixes_can_be_forgotten(tiny):
+    prompt = {"prompt_token_ids": list(range(5, 30))}
+    hits = [generate(tiny, [prompt])[0].num_cached_tokens for _ in range(2)]
+    tiny.reset_prefix_cache()
+    assert hits[1] == 24
+    assert generate(tiny, [prompt])[0].num_cached_tokens == 0

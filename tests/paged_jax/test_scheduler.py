@@ -352,6 +352,30 @@ def test_the_latest_gives_its_blocks_back_and_waits_ahead_of_those_that_came_lat
     assert c.request.metrics.num_preemptions == 1
 
 
+def test_a_step_that_sets_somebody_back_admits_nobody():
+    scheduler = make_scheduler(num_blocks=13, block_size=4, seqs=3)
+    for name, prompt in (("a", 4), ("b", 4), ("c", 24)):
+        add(scheduler, name, prompt, max_new_tokens=12)
+    run_step(scheduler)
+    d = add(scheduler, "d", 1, priority=-1)  # it waits for a row
+    assert names(until_preemption(scheduler).preempted) == ["c"]
+    assert d.row is None
+    run_step(scheduler)
+    assert d.row is not None
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_fork_that_ends_or_is_set_back_before_it_runs_is_not_placed(alone):
+    scheduler = make_scheduler(num_blocks=9, block_size=4)
+    if not alone:
+        add(scheduler, "a", 1, max_new_tokens=99)
+    group = add_group(scheduler, "b", 6, 3, max_new_tokens=9)
+    take_blocks(scheduler, scheduler.allocator.num_free_blocks)
+    schedule = run_step(scheduler)
+    assert (schedule.exhausted, names(schedule.preempted)) == ((group, []) if alone else ([], ["b"]))
+    assert schedule.placed == []
+
+
 def test_the_least_urgent_is_set_back_whenever_it_came():
     scheduler = make_scheduler(num_blocks=9, block_size=4)
     for name, priority in (("a", 2), ("b", 0), ("c", 1)):
@@ -517,16 +541,15 @@ def test_a_step_tells_how_long_first_tokens_and_later_ones_took():
 
 
 def test_fixed_chunks_end_at_their_multiples_whatever_else_runs():
-    scheduler = make_scheduler(num_blocks=99, block_size=4, budget=8, prefill_seqs=1, chunk=8)
+    scheduler = make_scheduler(num_blocks=99, block_size=4, budget=40, prefill_seqs=1, chunk=40)
     for name in "ab":
         add(scheduler, name, 1, max_new_tokens=99)
     run_step(scheduler)
-    run_step(scheduler)
-    long = add(scheduler, "long", 21, max_new_tokens=2)
+    long = add(scheduler, "long", 101, max_new_tokens=2)
     chunks = []
     while not long.num_output_tokens:
         chunks += [(chunk.start, chunk.end) for chunk in run_step(scheduler).prefill]
-    assert chunks == [(0, 8), (8, 16), (16, 20)]
+    assert chunks == [(0, 40), (40, 80), (80, 100)]
 
 
 def test_a_fixed_chunk_is_not_cut_where_the_pool_is_short():

@@ -10,8 +10,8 @@ from .scheduling import (
     check,
     check_all_free,
     expected_tokens,
+    finish,
     finish_step,
-    give_blocks_back,
     make_scheduler,
     names,
     run_step,
@@ -260,7 +260,28 @@ def test_who_ended_in_the_failed_step_is_still_known_until_then():
     scheduler.set_back_all()
     assert list(scheduler.queues.by_id) == ["b"]
     assert names(scheduler.waiting) == ["b"]
-    give_blocks_back(scheduler)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_an_allocator_that_an_interrupt_tore_is_made_anew(mode):
+    """A block that left the free list and reached nobody, counts without a holder, swap blocks lost."""
+    scheduler = make_scheduler(num_blocks=12, block_size=4, mode=mode, caching=True)
+    for name in "abc":
+        add(scheduler, name, 7, max_new_tokens=12)
+    while not any(request.swapped for request in scheduler.waiting) and mode == "swap":
+        run_step(scheduler)
+    scheduler.schedule()
+    allocator = scheduler.allocator
+    allocator._take("nobody")
+    allocator._ref_cnt[1] += 1
+    allocator.num_shared_blocks += 3
+    if mode == "swap":
+        scheduler.preemption.space.allocate(2)
+    set_back_all(scheduler)
+    finish(scheduler)
+    assert allocator.num_free_blocks == 11
+    space = scheduler.preemption.space
+    assert space.num_free_blocks == space.num_blocks
 
 
 def test_books_that_an_interrupt_tore_are_mended():
