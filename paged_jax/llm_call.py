@@ -78,9 +78,10 @@ class LLMCall:
         try:
             for index, request in self._requests.items():
                 try:
+                    added.append(request)  # first, so that an interrupt between the two leaves nothing behind
                     engine.add(request)
-                    added.append(request)
                 except InvalidArgument as error:
+                    added.pop()
                     self._refuse(index, request.request_id, request.prompt, error)
             unfinished = self._outputs.count(None)
             with track_requests(len(self._outputs), use_tqdm) as progress:
