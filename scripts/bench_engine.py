@@ -15,7 +15,9 @@ prefix cache. transformers is at its best: calls of the model's forward and an a
 around them, sdpa attention, a dynamic cache, left padding, in batches of 4, 8 or 16 requests sorted by the
 length of the prompt or of the answer, of which the fastest run counts; a batch runs until its longest answer
 is done. Both sides use float32 and bfloat16 weights and have run once before they are timed. Runs take turns,
-and the fastest of each counts. Needs `pip install -e '.[reference]'` for transformers.
+and the fastest of each counts. Needs `pip install -e '.[reference]'` for transformers. On a machine with
+other work, give --threads 1: threads that wait for each other slow down many times over. The very first run
+compiles programs for minutes, and keeps them; --quick compiles only those that it uses.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ def warm_up(ours: list[Ours], theirs: list[StaticBatches], scenarios: dict[str, 
 Requests = Annotated[int | None, typer.Option(help="How many (32; 12 with --quick).", min=2)]
 Trace = Annotated[Path | None, typer.Option(help="CSV of request lengths.", exists=True, dir_okay=False)]
 Threads = Annotated[int | None, typer.Option(help="CPU cores that either side may use (all).", min=1)]
-Quick = Annotated[bool, typer.Option(help="Fewer requests, and each run once.")]
+Quick = Annotated[bool, typer.Option(help="Fewer requests and static batches, each run once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 
 
@@ -218,7 +220,7 @@ def main(
     count = requests or (12 if quick else 32)
     path = demo_model()
     ours = [Ours(path, dtype, rows=count if quick else 64, warm_up=not quick) for dtype in DTYPES]
-    theirs = load_static_batches(path, threads)
+    theirs = load_static_batches(path, threads, ("answers",) if quick else ("prompts", "answers"))
     scenarios = make_scenarios(count, trace, ours[0].llm.tokenizer.encode)
     source = "random" if trace is None else f"the first of {trace.name}, scaled"
     told = [f"lengths: {source}; {threads} CPU threads", warm_up(ours, theirs, scenarios)]

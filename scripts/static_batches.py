@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 SIZES = (4, 8, 16)
-ORDERS: tuple[Literal["prompts", "answers"], ...] = ("prompts", "answers")
+Order = Literal["prompts", "answers"]
 
 
 class Job(Protocol):
@@ -25,7 +25,7 @@ class Job(Protocol):
 class StaticBatches:
     """One model, one batch size, and batches of requests that are alike in one of their lengths."""
 
-    def __init__(self, model: Any, dtype: str, size: int, order: Literal["prompts", "answers"]) -> None:
+    def __init__(self, model: Any, dtype: str, size: int, order: Order) -> None:
         self.name = f"transformers {dtype}, {size} sorted by {order}"
         self.model, self.size, self.order = model, size, order
         parameters = inspect.signature(model.forward).parameters
@@ -76,7 +76,7 @@ class StaticBatches:
         return [row[: job.num_tokens] for row, job in zip(ids, jobs, strict=True)]
 
 
-def load_static_batches(path: Path, threads: int) -> list[StaticBatches]:
+def load_static_batches(path: Path, threads: int, orders: Sequence[Order]) -> list[StaticBatches]:
     """Both dtypes and every size and order; none where torch or transformers is not installed."""
     try:
         import torch
@@ -95,5 +95,5 @@ def load_static_batches(path: Path, threads: int) -> list[StaticBatches]:
         StaticBatches(model, dtype, size, order)
         for dtype, model in models.items()
         for size in SIZES
-        for order in ORDERS
+        for order in orders
     ]

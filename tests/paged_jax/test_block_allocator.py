@@ -450,7 +450,7 @@ def test_check_finds_a_wrong_number_of_shared_blocks():
     pool = full_pool(REAL, 4)
     pool.incref([4], owner="b")
     pool.num_shared_blocks = 2
-    with pytest.raises(errors.AllocatorCorruption, match="1 blocks are shared, but 2 are counted"):
+    with pytest.raises(errors.AllocatorCorruption, match="1 blocks are shared; 2 are counted"):
         pool.check([holder(1, 2, 3, 4, 4)])
 
 
