@@ -10,14 +10,16 @@ answer of 64; without one they are random. All requests are there from the start
 prompt begins with the same 192 tokens, as with a system prompt; its blocks are computed once, where
 transformers computes them for every request.
 
-Ours is one call of `LLM.generate` with the default options, text and all; each run starts with an empty
-prefix cache. transformers is at its best: calls of the model's forward and an argmax, no `generate()`
+Ours is one call of `LLM.generate`, text and all, with a context of 512 tokens, a pool of 1 GiB and otherwise
+the default options (--quick: as many rows as requests); each run starts with an empty prefix cache.
+transformers is at its best: calls of the model's forward and an argmax, no `generate()`
 around them, sdpa attention, a dynamic cache, left padding, in batches of 4, 8 or 16 requests sorted by the
 length of the prompt or of the answer, of which the fastest run counts; a batch runs until its longest answer
 is done. Both sides use float32 and bfloat16 weights and have run once before they are timed. Runs take turns,
 and the fastest of each counts. Needs `pip install -e '.[reference]'` for transformers. On a machine with
 other work, give --threads 1: threads that wait for each other slow down many times over. The very first run
-compiles programs for minutes, and keeps them; --quick compiles only those that it uses.
+compiles programs for minutes, and keeps them; --quick compiles only those that it uses, and runs each side
+once: its ratio varies by a quarter from one time to the next.
 """
 
 from __future__ import annotations

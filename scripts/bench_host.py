@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What the host does in a step, without a model: microseconds, and bytes for the device.
 
-    scripts/bench_host.py [--steps 300] [--json]
+    scripts/bench_host.py [--steps 400] [--json]
 
 Made-up requests run through a scheduler and the packing of steps, and get made-up tokens. A scheduler of
 1,024 rows has 1, 32, 256 or 1,024 sequences that decode, of 64 to 319 tokens in blocks of 16; prefix caching
