@@ -127,7 +127,7 @@ class ModelRunner:
 
     def trace(self, key: ProgramKey, cache: Cache) -> jax.stages.Traced:
         """A program over such a cache; weights and cache may be abstract."""
-        step, state, size = self._step, self._abstract_rows(), key.size
+        step, state, size = self._step, self._abstract_rows(cache), key.size
 
         def ints(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -161,8 +161,11 @@ class ModelRunner:
         self._step.leaves, self._cache, self._state, self._host_pool, self._packer = [], (), None, None, None
         self._programs.clear()
 
-    def _abstract_rows(self) -> RowState:
-        return jax.eval_shape(lambda: allocate_rows(self.buckets.max_num_seqs, self.buckets.max_blocks))
+    def _abstract_rows(self, cache: Cache) -> RowState:
+        """The rows' shapes, on the device where the cache is: not every program takes weights or cache."""
+        rows = jax.eval_shape(lambda: allocate_rows(self.buckets.max_num_seqs, self.buckets.max_blocks))
+        place = cache[0].k.sharding
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), rows)
 
     # -- a step, in three stages -------------------------------------------------------------------------
 

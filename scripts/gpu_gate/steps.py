@@ -139,14 +139,12 @@ class AbstractEngine:
     def prefill(self) -> StepProgram:
         """2,048 prompt tokens."""
         key = ProgramKey("prefill", PREFILL_TOKENS)
-        # Its K/V writes are checked for atomics by themselves: here the compiler's dump lacks some of their
-        # kernels, those of the last layer, whose attention nobody reads.
-        return StepProgram("prefill", self._trace(key), self.cache_bytes, (), True, (6, 30))
+        return StepProgram("prefill", self._trace(key), self.cache_bytes, ("write_kv",), True, (6, 30))
 
     def moves(self) -> Iterable[StepProgram]:
-        """What a step does to blocks beside computing: copy-on-write, and those that leave and come back."""
+        """What a step does beside computing: copy-on-write, new rows, blocks that leave and come back."""
         pairs, blocks = self.runner.buckets.copy_pairs, swap_blocks(self.cache)
-        copy = ProgramKey("copy", pairs)
+        copy, place = ProgramKey("copy", pairs), ProgramKey("place", self.runner.buckets.placed_rows)
         yield StepProgram(
             "copy",
             self._trace(copy),
@@ -155,6 +153,7 @@ class AbstractEngine:
             most_launches=(0.1, 0.1),
             kernels=COPY_KERNELS,
         )
+        yield StepProgram("place", self._trace(place), self.rows_bytes, writes=("rows",))
         yield StepProgram("swap out", self._trace(ProgramKey("swap_out", blocks)), 0)
         swap_in = self._trace(ProgramKey("swap_in", blocks))
         yield StepProgram("swap in", swap_in, self.cache_bytes, writes=("swap_in",))

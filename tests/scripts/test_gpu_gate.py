@@ -168,6 +168,18 @@ def test_a_kernel_shared_by_alike_fusions_is_found_under_either_name():
     assert checks.no_atomics(program(kernels={k.name: k for k in ptx.kernels(renamed)}), "write_kv") == []
 
 
+def test_a_fusion_that_launches_an_alike_ones_kernel_must_be_seen_to_do_so():
+    meta = 'metadata={op_name="jit(step)/layer_1/write_kv/scatter"}'
+    second = f"%input_scatter_fusion.2 = bf16[64,8,16,128]{{3,2,1,0}} fusion(%pool), {meta}"
+    text = with_line(second).replace(META, meta)
+    renamed = PTX.replace("input_scatter_fusion", "input_scatter_fusion_1")
+    kernels = {k.name: k for k in ptx.kernels(renamed)}
+    launch = thunks.Launch("input_scatter_fusion_1", (4, 1, 1), 128, 0)
+    assert checks.no_atomics(program(text, kernels=kernels, launches=[launch] * 2), "write_kv") == []
+    found = checks.no_atomics(program(text, kernels=kernels, launches=[launch]), "write_kv")
+    assert found == ["kernel of input_scatter_fusion.2 in write_kv is not among the compiler's PTX"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
@@ -194,7 +206,7 @@ def test_a_kernel_whose_launch_is_unknown_does_not_pass():
 
 
 def test_a_kernel_of_which_ptxas_says_nothing_does_not_pass(monkeypatch):
-    monkeypatch.setattr(checks, "find_ptxas", lambda: "/bin/ptxas")
+    monkeypatch.setattr(checks.ptx, "find_ptxas", lambda: "/bin/ptxas")
     silent = program(resources={})
     assert "ptxas says nothing" in checks.attention_kernel(silent, low_precision=True, most_launches=1)[0]
 
