@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -34,16 +35,31 @@ class Plan:
     decode_sizes: int
     prefill_sizes: int
     copy_pairs: int
+    prefill_call_tokens: int
+    """What a further prefill call costs, in prompt tokens of computing."""
     capturable: bool
     """Whether programs must do without conditionals and loops."""
 
 
 PLANS = {
     # A conditional costs a CPU nothing, so one variant does; and a call costs little, so few copies a call.
-    "cpu": Plan(("full",), decode_sizes=5, prefill_sizes=7, copy_pairs=8, capturable=False),
-    # A CUDA graph does not capture conditionals; calls cost more than the copies that pad them.
+    "cpu": Plan(
+        ("full",),
+        decode_sizes=5,
+        prefill_sizes=7,
+        copy_pairs=8,
+        prefill_call_tokens=64,
+        capturable=False,
+    ),
+    # A CUDA graph does not capture conditionals; calls cost more than the copies that pad them, and each
+    # reads every weight, which takes an H100 as long as computing some 300 tokens of bfloat16.
     "cuda": Plan(
-        ("greedy", "temperature", "full"), decode_sizes=3, prefill_sizes=3, copy_pairs=64, capturable=True
+        ("greedy", "temperature", "full"),
+        decode_sizes=3,
+        prefill_sizes=3,
+        copy_pairs=64,
+        prefill_call_tokens=320,
+        capturable=True,
     ),
 }
 PLACED_ROWS = 16
@@ -78,11 +94,10 @@ class Buckets:
         self.max_blocks = blocks_for_tokens(max_model_len, block_size)
         self.variants: tuple[Variant, ...] = plan.variants
         self.copy_pairs = plan.copy_pairs
+        self._prefill_call_tokens = plan.prefill_call_tokens
         self.capturable = plan.capturable
         self.placed_rows = min(PLACED_ROWS, max_num_seqs)
-        # One row reads the weights once and is worth a program of its own; from 8 on, padding costs little.
-        decode = _sizes([1, 8, 16, 32, 64, 128, 256, 512, 1024], max_num_seqs, min_rows)
-        self.decode = _thinned(decode, plan.decode_sizes)
+        self.decode = _decode_sizes(max_num_seqs, min_rows, plan.decode_sizes)
         prefill = _sizes([32 << i for i in range(16)], max_num_batched_tokens, min_rows)
         self.prefill = _thinned(prefill, plan.prefill_sizes)
         self.prefill_seqs = max_prefill_seqs
@@ -103,20 +118,35 @@ class Buckets:
     def prefill_calls(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         """The chunks in order, as many in one call as its tokens and rows hold; ValueError if one is larger.
 
-        Chunks of one sequence stay in order, so that a later one finds the keys of the earlier.
+        A call that would be padded by more than a further call costs ends where the next smaller program
+        does, amid a chunk if need be. Chunks of one sequence stay in order, so that a later one finds the
+        keys of the earlier.
         """
-        call: list[Chunk] = []
-        tokens = 0
-        for chunk in chunks:
-            if chunk.num_tokens > self.prefill[-1]:
-                raise ValueError(f"a chunk of {chunk.num_tokens} tokens; prefills hold {self.prefill[-1]}")
-            if call and (len(call) == self.prefill_seqs or tokens + chunk.num_tokens > self.prefill[-1]):
-                yield call
-                call, tokens = [], 0
-            call.append(chunk)
-            tokens += chunk.num_tokens
-        if call:
+        waiting = deque(chunks)
+        while waiting:
+            call: list[Chunk] = []
+            room = self.prefill[-1]
+            while waiting and len(call) < self.prefill_seqs and waiting[0].num_tokens <= room:
+                call.append(waiting.popleft())
+                room -= call[-1].num_tokens
+            if not call:
+                raise ValueError(f"a chunk of {waiting[0].num_tokens} tokens; prefills hold {room}")
+            tokens = self.prefill[-1] - room
+            over = tokens - self._filled(tokens)
+            while over > 0:
+                last = call.pop()
+                kept = max(last.num_tokens - over, 0)
+                if kept:
+                    call.append(Chunk(last.sequence, last.start, kept))
+                waiting.appendleft(Chunk(last.sequence, last.start + kept, last.num_tokens - kept))
+                over -= last.num_tokens - kept
             yield call
+
+    def _filled(self, num_tokens: int) -> int:
+        """How many of a call's tokens to compute in it: all, or those that fill the next smaller program."""
+        lower = max((size for size in self.prefill if size < num_tokens), default=0)
+        split = lower + self._prefill_call_tokens + self.prefill_size(num_tokens - lower)
+        return lower if lower and split <= self.prefill_size(num_tokens) else num_tokens
 
     def program_keys(self, swap_blocks: int = 0) -> list[ProgramKey]:
         """Every program, those that take longest to compile first; swap_blocks: of a call, 0 for no swaps."""
@@ -126,6 +156,19 @@ class Buckets:
         if swap_blocks:
             keys += [ProgramKey("swap_out", swap_blocks), ProgramKey("swap_in", swap_blocks)]
         return keys
+
+
+def _decode_sizes(largest: int, smallest: int, most: int) -> list[int]:
+    """At most so many, growing by about equal factors: that is how much a step is padded at worst.
+
+    One row reads the weights once and is worth a program of its own; from 8 on, padding costs little.
+    """
+    sizes = _sizes([1, *(8 << i for i in range(16))], largest, smallest)
+    if len(sizes) <= most:
+        return sizes
+    factor = (largest / 2) ** (1 / (most - 1))
+    steps = [max(8, int(2 * factor**i) // 8 * 8) for i in range(1, most - 1)]
+    return _sizes(sorted({1, *steps}), largest, smallest)
 
 
 def _sizes(steps: list[int], largest: int, smallest: int) -> list[int]:

@@ -34,7 +34,7 @@ def test_the_default_shapes():
     assert sizes.prefill == [32, 64, 128, 256, 512, 1024, 2048]
     assert (sizes.prefill_seqs, sizes.max_blocks) == (16, 7)
     on_gpu = buckets(platform="cuda")
-    assert on_gpu.decode == [1, 16, 64]
+    assert on_gpu.decode == [1, 8, 64]
     assert on_gpu.prefill == [32, 256, 2048]
 
 
@@ -52,6 +52,12 @@ def test_there_are_no_more_for_any_limits(platform, max_num_seqs):
     assert len(sizes.program_keys(swap_blocks=1)) <= 16
     assert sizes.decode[0] == 1
     assert sizes.decode[-1] == max_num_seqs
+
+
+@pytest.mark.parametrize("max_num_seqs", [64, 100, 256, 1000, 1024])
+def test_a_cpu_pads_no_decode_step_to_five_times_its_rows_and_a_third(max_num_seqs):
+    sizes = buckets(max_num_seqs=max_num_seqs)
+    assert max(sizes.decode_size(rows) / rows for rows in range(1, max_num_seqs + 1)) < 16 / 3
 
 
 def test_a_cpu_has_one_sampling_variant_and_a_gpu_three():
@@ -91,10 +97,39 @@ def test_a_prefill_gets_the_smallest_shape_that_holds_its_tokens(tokens, padded)
         ([128] * 16, [[128] * 16]),
         ([1] * 17, [[1] * 16, [1]]),  # more sequences than a call has rows
         ([2000, 40, 9], [[2000, 40], [9]]),  # more tokens than it has
+        ([1045], [[1024], [21]]),  # 2,048 for a call, 1,024 + 32 for two
+        ([1000, 45], [[1000, 24], [21]]),
+        ([1000, 10, 20, 15], [[1000, 10, 14], [6, 15]]),
+        ([1024, 21], [[1024], [21]]),
+        ([1024 + 512 + 1], [[1024 + 512 + 1]]),  # 1,024 + 1,024 with the rest's padding: nothing saved
+        ([1024 + 300], [[1024], [256], [44]]),
+        ([129], [[128], [1]]),
+        ([65], [[65]]),  # 64 + 32 for two calls, 128 for one, but the second call costs 64 itself
     ],
 )
 def test_chunks_go_in_as_few_calls_as_hold_them_in_order(sizes, expected):
     assert calls(sizes) == expected
+
+
+def test_a_call_is_not_cut_where_reading_the_weights_again_costs_more():
+    assert calls([300], platform="cuda") == [[256], [44]]
+    assert calls([1800], platform="cuda") == [[1800]]
+    assert calls([33], platform="cuda") == [[33]]
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=40), st.integers(1, 20), st.sampled_from(["cpu", "cuda"]))
+def test_cut_calls_compute_every_token_once_in_order(sizes, prefill_seqs, platform):
+    shapes = buckets(max_prefill_seqs=prefill_seqs, max_num_batched_tokens=400, platform=platform)
+    given_chunks = [Chunk(index, 10 * index, size) for index, size in enumerate(sizes)]
+    computed = []
+    for call in shapes.prefill_calls(given_chunks):
+        assert 0 < len(call) <= prefill_seqs
+        assert sum(chunk.num_tokens for chunk in call) <= 400
+        for chunk in call:
+            assert chunk.num_tokens > 0
+            computed += [(chunk.sequence, chunk.start + i) for i in range(chunk.num_tokens)]
+    assert computed == [(c.sequence, c.start + i) for c in given_chunks for i in range(c.num_tokens)]
 
 
 def test_a_chunk_that_no_call_holds_is_refused():
