@@ -174,8 +174,6 @@ class Engine:
 
     def output_of(self, request: Request) -> RequestOutput:
         """A request as it stands, such as one that was taken back."""
-        for sequence in request.sequences:
-            self._push_tokens(sequence)
         output = self._output(request)
         self._drop_texts()
         return output
@@ -218,14 +216,14 @@ class Engine:
         clock = StepClock(monotonic())
         if cache is not None:
             clock.queried_before, clock.hits_before = cache.queried_tokens, cache.hit_tokens
-        late = self._put_back + self._take_undelivered()
+        late = self._put_back + [self._output(request) for request in self._undelivered.values()]
         schedule = scheduler.schedule()
         if schedule is None:
             self._undelivered.clear()
             self._put_back = []
             return late
         clock.scheduled = monotonic()
-        clock.blocks = BlockCounts.of(scheduler)
+        blocks = BlockCounts.of(scheduler)
         sampled = self.runner.execute(schedule) if schedule else Sampled([])
         clock.executed = monotonic()
         update = scheduler.update(schedule, sampled)
@@ -233,6 +231,7 @@ class Engine:
         self.last_step = clock.record(
             schedule,
             scheduler,
+            blocks=blocks,
             latencies=update.latencies,
             block_bytes=self.runner.block_bytes,
             now=monotonic(),
@@ -258,12 +257,6 @@ class Engine:
         if ended:
             self._drop_texts()
         return outputs
-
-    def _take_undelivered(self) -> list[RequestOutput]:
-        for request in self._undelivered.values():
-            for sequence in request.sequences:
-                self._push_tokens(sequence)
-        return [self._output(request) for request in self._undelivered.values()]
 
     def _push_tokens(self, sequence: Sequence) -> None:
         """Give the text of a sequence the tokens that it lacks, and end it at a stop string."""
@@ -292,6 +285,8 @@ class Engine:
                 del self._texts[sequence]
 
     def _output(self, request: Request) -> RequestOutput:
+        for sequence in request.sequences:
+            self._push_tokens(sequence)  # those of a step that failed may be missing
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,

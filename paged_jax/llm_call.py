@@ -43,6 +43,7 @@ class LLMCall:
         self._default_max_tokens = default_max_tokens
         self._raises = on_error == "raise"
         self._requests: dict[int, Request] = {}
+        self._index_of: dict[str, int] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(params)
 
     def check(self, items: Sequence[T], as_prompt: Callable[[T], Prompt], ids: itertools.count[int]) -> None:
@@ -55,6 +56,7 @@ class LLMCall:
                 self._refuse(index, request_id, item, error, "conversation")
                 continue
             try:
+                self._index_of[request_id] = index
                 self._requests[index] = self._engine.make_request(
                     request_id,
                     prompt,
@@ -71,7 +73,7 @@ class LLMCall:
         After an error, or Ctrl-C, nothing of the call stays behind.
         """
         engine = self._engine
-        index_of = {request.request_id: index for index, request in self._requests.items()}
+        index_of = self._index_of
         before = engine.totals.generated_tokens
         others: list[RequestOutput] = []
         added: list[Request] = []
@@ -105,9 +107,8 @@ class LLMCall:
         return [output for output in self._outputs if output is not None]
 
     def _take_aborted(self, added: list[Request]) -> None:
-        index_of = {request.request_id: index for index, request in self._requests.items()}
         for request in added:
-            index = index_of[request.request_id]
+            index = self._index_of[request.request_id]
             if self._outputs[index] is None and request.is_finished:
                 self._outputs[index] = self._engine.output_of(request)
 

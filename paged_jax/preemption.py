@@ -91,18 +91,17 @@ class Preemption:
             self._swap_out(request, schedule)
         self.drop_tables(request)
 
-    def drop_tables(self, request: Request) -> None:
-        """Give the blocks back; only who shared what with whom is remembered."""
-        _remember_sharing(request, self.allocator.block_size)
-        for sequence in request.sequences:
-            sequence.table.release()
-            sequence.num_registered = 0
+    def drop_tables(self, request: Request, *, lost: bool = False) -> None:
+        """Give the blocks back; only who shared what with whom is remembered.
 
-    def lose_tables(self, request: Request) -> None:
-        """As drop_tables, where the allocator's books are to be reset: nothing is given back."""
+        lost: the allocator's books are to be reset, so nothing is given back.
+        """
         _remember_sharing(request, self.allocator.block_size)
         for sequence in request.sequences:
-            sequence.table.lose()
+            if lost:
+                sequence.table.lose()
+            else:
+                sequence.table.release()
             sequence.num_registered = 0
 
     def reset_books(self, requests: Iterable[Request]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from paged_jax.capacity import blocks_for_tokens
 from paged_jax.sequence import Request, Sequence
@@ -93,9 +94,8 @@ class Queues:
             sequence.row = None
 
 
-def order(request: Request) -> tuple[int, int]:
-    """What requests are sorted by, the first to be served first."""
-    return request.priority, request.arrival
+order = attrgetter("order")
+"""What requests are sorted by, the first to be served first."""
 
 
 def unfinished(requests: Iterable[Request]) -> list[Sequence]:

@@ -164,7 +164,7 @@ class Scheduler:
         for request in self.queues.by_id.values():
             if any(sequence.row is not None or sequence.table.blocks for sequence in request.sequences):
                 request.metrics.num_preemptions += 1
-                self.preemption.lose_tables(request)
+                self.preemption.drop_tables(request, lost=True)
         self.queues.unseat_all()
         self.preemption.reset_books(self.queues.by_id.values())
         self.retire(list(self.queues.by_id.values()))

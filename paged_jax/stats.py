@@ -124,13 +124,13 @@ class StepClock:
     executed: float = 0.0
     queried_before: int = 0
     hits_before: int = 0
-    blocks: BlockCounts | None = None
 
     def record(
         self,
         schedule: Schedule,
         scheduler: Scheduler,
         *,
+        blocks: BlockCounts,
         latencies: Latencies,
         block_bytes: int,
         now: float,
@@ -140,7 +140,7 @@ class StepClock:
         return StepStats(
             running=len(scheduler.queues.prefilling) + len(scheduler.queues.decoding),
             waiting=len(scheduler.waiting),
-            blocks=self.blocks or BlockCounts.of(scheduler),
+            blocks=blocks,
             preempted=len(schedule.preempted),
             resumed=len(schedule.resumed),
             cow_copies=len(schedule.copies),

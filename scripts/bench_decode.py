@@ -15,17 +15,16 @@ and of the others the median is. Without transformers installed ours is shown al
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 import typer
 from decode_parts import decode_parts, take_turns
 from demo_model import demo_model
+from reference_models import cache_argument, load_reference_models
 from rich.console import Console
 from rich.table import Table
 
@@ -97,8 +96,7 @@ class Theirs:
 
     def __init__(self, model: Any, dtype: str, cache: str) -> None:
         self.name, self.model, self.kind = f"transformers {dtype}, {cache} cache", model, cache
-        parameters = inspect.signature(model.forward).parameters
-        self.argument = "cache" if "cache" in parameters else "past_key_values"
+        self.argument = cache_argument(model)
         self.cache: Any = None
         self.tokens: Any = None
 
@@ -136,19 +134,7 @@ class Theirs:
 
 def transformers_sides(path: Any, threads: int) -> list[Side]:
     """Both dtypes and both caches; none where transformers is not installed."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return []
-    torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    auto: Any = transformers.AutoModelForCausalLM
-    exact = auto.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-    models = {"float32": exact, "bfloat16": deepcopy(exact).to(torch.bfloat16)}
+    models = load_reference_models(path, threads)
     return [Theirs(m, dtype, cache) for dtype, m in models.items() for cache in ("dynamic", "static")]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from reference_models import cache_argument, load_reference_models
 
 SIZES = (4, 8, 16)
 Order = Literal["prompts", "answers"]
@@ -28,8 +28,7 @@ class StaticBatches:
     def __init__(self, model: Any, dtype: str, size: int, order: Order) -> None:
         self.name = f"transformers {dtype}, {size} sorted by {order}"
         self.model, self.size, self.order = model, size, order
-        parameters = inspect.signature(model.forward).parameters
-        self.argument = "cache" if "cache" in parameters else "past_key_values"
+        self.argument = cache_argument(model)
 
     def run(self, jobs: Sequence[Job]) -> float:
         """Seconds for all jobs."""
@@ -78,22 +77,9 @@ class StaticBatches:
 
 def load_static_batches(path: Path, threads: int, orders: Sequence[Order]) -> list[StaticBatches]:
     """Both dtypes and every size and order; none where torch or transformers is not installed."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return []
-    torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    auto: Any = transformers.AutoModelForCausalLM
-    exact = auto.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-    models = {"float32": exact, "bfloat16": deepcopy(exact).to(torch.bfloat16)}
     return [
         StaticBatches(model, dtype, size, order)
-        for dtype, model in models.items()
+        for dtype, model in load_reference_models(path, threads).items()
         for size in SIZES
         for order in orders
     ]

@@ -20,10 +20,17 @@ def step_of(scheduler):
         clock.queried_before, clock.hits_before = cache.queried_tokens, cache.hit_tokens
     schedule = scheduler.schedule()
     clock.scheduled, clock.executed = 11.0, 13.0
-    clock.blocks = BlockCounts.of(scheduler)
+    blocks = BlockCounts.of(scheduler)
     update = scheduler.update(schedule, scheduler.device.execute(schedule))
     scheduler.retire([sequence.request for sequence in update.advanced])
-    return clock.record(schedule, scheduler, latencies=update.latencies, block_bytes=BLOCK_BYTES, now=17.0)
+    return clock.record(
+        schedule,
+        scheduler,
+        blocks=blocks,
+        latencies=update.latencies,
+        block_bytes=BLOCK_BYTES,
+        now=17.0,
+    )
 
 
 def test_a_prefill_step_in_numbers():
@@ -155,7 +162,13 @@ def test_the_sums_of_a_whole_run_agree_with_what_ran():
 
 
 def test_a_step_that_only_ended_someone_has_a_record_too():
+    scheduler = make_scheduler()
     stats = StepClock(1.0, 2.0, 3.0).record(
-        Schedule(), make_scheduler(), latencies=Latencies([], []), block_bytes=BLOCK_BYTES, now=4.0
+        Schedule(),
+        scheduler,
+        blocks=BlockCounts.of(scheduler),
+        latencies=Latencies([], []),
+        block_bytes=BLOCK_BYTES,
+        now=4.0,
     )
     assert (stats.generated_tokens, stats.blocks.used) == (0, 0)
