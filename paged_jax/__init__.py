@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paged_jax import errors
+    from paged_jax.beam_params import BeamSearchParams
     from paged_jax.block_allocator import BlockAllocator
     from paged_jax.block_table import BlockTable
     from paged_jax.llm import LLM
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "BeamSearchParams": "paged_jax.beam_params",
     "BlockAllocator": "paged_jax.block_allocator",
     "BlockTable": "paged_jax.block_table",
     "LLM": "paged_jax.llm",
     "SamplingParams": "paged_jax.sampling_params",
 }
 
-__all__ = ["LLM", "BlockAllocator", "BlockTable", "SamplingParams", "errors"]
+__all__ = ["LLM", "BeamSearchParams", "BlockAllocator", "BlockTable", "SamplingParams", "errors"]
 
 
 def __getattr__(name: str) -> object:

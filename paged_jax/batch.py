@@ -35,7 +35,7 @@ def variant_of(sequences: Seq[Sequence]) -> Variant:
     drawn = False
     for sequence in sequences:
         params = sequence.request.params
-        if params.logprobs is not None:
+        if sequence.request.num_logprobs >= 0:
             return "full"
         if params.min_tokens and sequence.num_output_tokens < params.min_tokens:
             return "full"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 REPLACEMENT = "�"
 MAX_HELD = 8
@@ -33,6 +33,13 @@ class Detokenizer:
         self._context: list[int] = []  # the last tokens that gave text
         self._held: list[int] = []  # tokens after them, not in the text yet
         self._pieces: list[str] = []
+
+    def copy(self) -> Self:
+        """Another one, at the same place."""
+        twin = type(self)(self._tokenizer)
+        twin._ids, twin._context = self._ids.copy(), self._context
+        twin._held, twin._pieces = self._held.copy(), self._pieces.copy()
+        return twin
 
     @property
     def text(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 from flax import nnx
@@ -29,6 +29,16 @@ class Decoder(Protocol):
     def logits(self, hidden: Array) -> Array:
         """[num_seqs, hidden_size] -> float32 [num_seqs, vocab_size]."""
         ...
+
+
+class StepScores(NamedTuple):
+    """What a decode step of the variant "full" says beside the tokens.
+
+    logits: float32 [num_seqs, vocab_size], the model's own.
+    """
+
+    logprobs: LogprobArrays
+    logits: Array
 
 
 class DeviceStep:
@@ -65,7 +75,7 @@ class DeviceStep:
 
     def _decode(
         self, leaves: list[Array], cache: Cache, state: RowState, packed: Array, *, variant: Variant
-    ) -> tuple[Array, LogprobArrays | None, Cache, RowState]:
+    ) -> tuple[Array, StepScores | None, Cache, RowState]:
         """The next token of each row int32 [num_seqs], what is known of it, the cache and the rows."""
         decoder = self._decoder(leaves)
         rows, tokens, metadata, tables = decode_inputs(packed, state, cache[0])
@@ -76,7 +86,8 @@ class DeviceStep:
         )
         with jax.named_scope("rows"):
             last = state.last_token.at[rows].set(sampled, mode="drop", unique_indices=True)
-        return sampled, logprobs, cache, RowState(tables, last, state.sampling)
+        scores = None if logprobs is None else StepScores(logprobs, logits)
+        return sampled, scores, cache, RowState(tables, last, state.sampling)
 
     def _prefill(self, leaves: list[Array], cache: Cache, tables: Array, packed: Array) -> Cache:
         """Keys and values alone; the compiler drops what the last layer computes beyond them."""

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from time import monotonic
 from typing import Protocol
 
+from paged_jax.beam_params import BeamSearchParams
+from paged_jax.beam_search import Tokenizer
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.errors import EngineClosed, InvalidArgument
-from paged_jax.outputs import CompletionOutput, RequestOutput, token_logprobs
-from paged_jax.prompt import Prompt, check_length, prompt_ids
+from paged_jax.intake import Intake
+from paged_jax.outputs import CompletionOutput, RequestOutput, hypothesis_outputs, token_logprobs
+from paged_jax.prompt import Prompt
 from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_jax.schedule import Sampled, Schedule
 from paged_jax.scheduler import Scheduler
-from paged_jax.sequence import Request, RequestMetrics, Sequence
-from paged_jax.stats import BlockCounts, StepClock, StepStats, Totals
+from paged_jax.sequence import Request, Sequence
+from paged_jax.stats import BlockCounts, StepClock, StepStats, Totals, count_requests_blocks
 from paged_jax.text_stream import TextStream
-
-
-class Tokenizer(Protocol):
-    """What the engine asks of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text, with a BOS if the model wants one."""
-        ...
-
-    def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids."""
-        ...
 
 
 class Runner(Protocol):
@@ -76,13 +65,18 @@ class Engine:
         self.runner = runner
         self.scheduler = scheduler
         self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.eos_ids = frozenset(eos_ids)
         self.last_step: StepStats | None = None
         self.totals = Totals()
         self._closed = False
-        self._seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
+        self._intake = Intake(
+            tokenizer,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            eos_ids=eos_ids,
+            seed=seed,
+        )
         self._texts: dict[Sequence, TextStream] = {}
         self._undelivered: dict[str, Request] = {}  # ended in a step that failed before it could say so
         self._put_back: list[RequestOutput] = []
@@ -116,40 +110,28 @@ class Engine:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
         priority: int = 0,
         streams: bool = False,
+        prompt_index: int = 0,
     ) -> Request:
         """Check a prompt and its parameters; nothing is queued or allocated yet.
 
         default_max_tokens stands in where params gives none; None: up to the end of the context. priority:
-        lower goes first. streams: `step` puts out every token, and not the finished request alone.
+        lower goes first. streams: `step` puts out every token, and not the finished request alone; a beam
+        search has nothing to put out before it ends. prompt_index: what its prefix_allowed_tokens_fn is told.
         """
         self.check_open()
-        if not isinstance(request_id, str) or not request_id:
-            raise InvalidArgument.of("request_id", request_id, "a string that is not empty")
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgument.of("params", params, "a SamplingParams")
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidArgument.of("priority", priority, "an integer; lower goes first")
-        text, ids, salt = prompt_ids(prompt, self.tokenizer, self.vocab_size)
-        check_length(len(ids), self.max_model_len)
-        room = self.max_model_len - len(ids)
-        wanted = params.max_tokens_or(default_max_tokens)
-        return Request(
-            request_id=request_id,
-            prompt=text,
-            prompt_token_ids=ids,
-            params=params,
-            max_new_tokens=room if wanted is None else min(wanted, room),
-            stop_token_ids=params.end_ids(self.eos_ids),
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            metrics=RequestMetrics(arrival_time=monotonic()),
+        return self._intake.request(
+            request_id,
+            prompt,
+            params,
+            default_max_tokens=default_max_tokens,
             priority=priority,
-            cache_salt=salt or "",
             streams=streams,
+            prompt_index=prompt_index,
         )
 
     def add(self, request: Request) -> None:
@@ -224,6 +206,7 @@ class Engine:
             return late
         clock.scheduled = monotonic()
         blocks = BlockCounts.of(scheduler)
+        count_requests_blocks(scheduler)
         sampled = self.runner.execute(schedule) if schedule else Sampled([])
         clock.executed = monotonic()
         update = scheduler.update(schedule, sampled)
@@ -247,7 +230,8 @@ class Engine:
         ended = []
         for sequence in advanced:
             request = sequence.request
-            self._push_tokens(sequence)
+            if request.beams is None:
+                self._push_tokens(sequence)
             if sequence.is_finished:
                 ended.append(request)
             if request.streams or sequence.is_finished:
@@ -285,15 +269,22 @@ class Engine:
                 del self._texts[sequence]
 
     def _output(self, request: Request) -> RequestOutput:
-        for sequence in request.sequences:
-            self._push_tokens(sequence)  # those of a step that failed may be missing
+        outputs: list[CompletionOutput] = []
+        if request.beams is not None:
+            if request.error is None:
+                outputs = hypothesis_outputs(request.beams, request.sequences, self.tokenizer)
+        else:
+            for sequence in request.sequences:
+                self._push_tokens(sequence)  # those of a step that failed may be missing
+            outputs = [self._completion(sequence) for sequence in request.sequences]
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[self._completion(sequence) for sequence in request.sequences],
+            outputs=outputs,
             finished=request.is_finished,
             metrics=request.metrics,
+            error=request.error,
         )
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AllocatorCorruption",
+    "ConstraintFailed",
     "DoubleFree",
     "EngineClosed",
     "InvalidArgument",
@@ -62,6 +63,13 @@ class PoolTooSmall(InvalidArgument):
 
 class EngineClosed(PagedJaxError):
     """An engine, or an LLM, was used after it was closed and its memory given back."""
+
+
+class ConstraintFailed(PagedJaxError, ValueError):
+    """A function of the user's that constrains a beam search failed, or gave what are no token ids.
+
+    Its request ends there; the others go on.
+    """
 
 
 # -- blocks ------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from paged_jax.audit import AuditLog
+from paged_jax.beam_params import BeamSearchParams
 from paged_jax.capacity import blocks_for_tokens, format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
@@ -171,7 +173,7 @@ class LLM:
         return self._run(
             prompt_list(prompts),
             lambda prompt: prompt,
-            sampling_params,
+            partial(self._sampling_params, sampling_params),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             priority=priority,
             on_error=on_error,
@@ -200,7 +202,7 @@ class LLM:
         return self._run(
             conversations,
             self.chat_prompt,  # type: ignore[arg-type]  # one conversation or several, told apart above
-            sampling_params,
+            partial(self._sampling_params, sampling_params),
             default_max_tokens=None,
             priority=priority,
             on_error=on_error,
@@ -214,6 +216,31 @@ class LLM:
         """
         with our_errors():
             return self.tokenizer.apply_chat_template(messages)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        priority: int | Sequence[int] = 0,
+        on_error: OnError = "raise",
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Search for each prompt's most likely continuations; the outputs come in the prompts' order.
+
+        An output's .outputs are the hypotheses, the best first, each with its .score. prompts, priority and
+        on_error: as in generate; of conversations, pass what chat_prompt makes. params: one for all, or one
+        each, of any widths. The beams of a prompt share every full block that they have in common.
+        """
+        return self._run(
+            prompt_list(prompts),
+            lambda prompt: prompt,
+            lambda count: params_of_each(params, count, BeamSearchParams, "params"),
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            priority=priority,
+            on_error=on_error,
+            use_tqdm=use_tqdm,
+        )
 
     def close(self) -> None:
         """Give the memory of weights and cache back; any later use raises EngineClosed.
@@ -240,11 +267,18 @@ class LLM:
         """Close."""
         self.close()
 
+    def _sampling_params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        return params_of_each(given, count, SamplingParams)
+
     def _run(
         self,
         items: Sequence[_T],
         as_prompt: Callable[[_T], Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Callable[[int], Sequence[SamplingParams | BeamSearchParams]],
         *,
         default_max_tokens: int | None,
         priority: int | Sequence[int],
@@ -252,11 +286,9 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         self.engine.check_open()
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
         call = LLMCall(
             self.engine,
-            params_of_each(sampling_params, len(items)),
+            params(len(items)),
             priorities_of_each(priority, len(items)),
             default_max_tokens=default_max_tokens,
             on_error=on_error,

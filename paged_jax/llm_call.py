@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Literal, TypeGuard, TypeVar
 
+from paged_jax.beam_params import BeamSearchParams
 from paged_jax.engine import Engine
 from paged_jax.errors import InvalidArgument, PagedJaxError, TokenizerError
 from paged_jax.outputs import CutAnswers, RequestOutput
@@ -17,6 +19,7 @@ from paged_jax.sequence import Request
 
 OnError = Literal["raise", "return"]
 T = TypeVar("T")
+P = TypeVar("P", SamplingParams, BeamSearchParams)
 
 
 class LLMCall:
@@ -29,7 +32,7 @@ class LLMCall:
     def __init__(
         self,
         engine: Engine,
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | BeamSearchParams],
         priorities: Sequence[int],
         *,
         default_max_tokens: int | None,
@@ -63,6 +66,7 @@ class LLMCall:
                     self._params[index],
                     default_max_tokens=self._default_max_tokens,
                     priority=self._priorities[index],
+                    prompt_index=index,
                 )
             except InvalidArgument as error:
                 self._refuse(index, request_id, prompt, error)
@@ -92,7 +96,7 @@ class LLMCall:
                         if output.request_id not in index_of:
                             others.append(output)
                         elif output.finished:
-                            self._outputs[index_of[output.request_id]] = output
+                            self._take(output)
                             unfinished -= 1
                     if engine.num_unfinished < unfinished:  # somebody has taken some of them back
                         self._take_aborted(added)
@@ -106,6 +110,15 @@ class LLMCall:
             engine.put_back(others)
         return [output for output in self._outputs if output is not None]
 
+    def _take(self, output: RequestOutput) -> None:
+        index = self._index_of[output.request_id]
+        if output.error is not None:
+            error = _at_index(output.error, "prompt", index)
+            if self._raises:
+                raise error
+            output = replace(output, error=error)
+        self._outputs[index] = output
+
     def _take_aborted(self, added: list[Request]) -> None:
         for request in added:
             index = self._index_of[request.request_id]
@@ -115,8 +128,7 @@ class LLMCall:
     def _refuse(
         self, index: int, request_id: str, prompt: object, error: PagedJaxError, what: str = "prompt"
     ) -> None:
-        named = type(error)(f"{what} {index}: {error}")
-        named.__cause__ = error
+        named = _at_index(error, what, index)
         if self._raises:
             raise named
         self._outputs[index] = RequestOutput.refused(request_id, prompt, named)
@@ -135,22 +147,26 @@ class LLMCall:
         return CutAnswers(cut, len(self._outputs), limit) if cut and limit is not None else None
 
 
+def _at_index(error: PagedJaxError, what: str, index: int) -> PagedJaxError:
+    named = type(error)(f"{what} {index}: {error}")
+    named.__cause__ = error
+    return named
+
+
 def params_of_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams], count: int
-) -> list[SamplingParams]:
-    """One SamplingParams for each of count prompts, from one for all or from one each."""
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str | bytes):
-        raise InvalidArgument.of("sampling_params", sampling_params, "a SamplingParams or a list of them")
-    for index, params in enumerate(sampling_params):
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgument.of(f"sampling_params[{index}]", params, "a SamplingParams")
-    if len(sampling_params) != count:
-        raise InvalidArgument(
-            f"{len(sampling_params)} sampling_params for {count} prompts: expected one, or one each."
-        )
-    return list(sampling_params)
+    given: P | Sequence[P], count: int, kind: type[P], name: str = "sampling_params"
+) -> list[P]:
+    """One record of a kind for each of count prompts, from one for all or from one each."""
+    if isinstance(given, kind):
+        return [given] * count
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidArgument.of(name, given, f"a {kind.__name__} or a list of them")
+    for index, params in enumerate(given):
+        if not isinstance(params, kind):
+            raise InvalidArgument.of(f"{name}[{index}]", params, f"a {kind.__name__}")
+    if len(given) != count:
+        raise InvalidArgument(f"{len(given)} {name} for {count} prompts: expected one, or one each.")
+    return list(given)
 
 
 def priorities_of_each(priority: int | Sequence[int], count: int) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from paged_jax.sampling_params import MAX_LOGPROBS
+from paged_jax.schedule import RowScores
 from paged_jax.sequence import Sequence, TokenLogprobs
 
 
@@ -73,7 +74,7 @@ def _top_by_reductions(values: Array, count: int) -> tuple[Array, Array]:
 
 def want_logprobs(sequences: Seq[Sequence]) -> bool:
     """Whether any of them asked for some."""
-    return any(sequence.request.params.logprobs is not None for sequence in sequences)
+    return any(sequence.request.num_logprobs >= 0 for sequence in sequences)
 
 
 def unpack_logprobs(sequences: Seq[Sequence], tokens: Seq[int], arrays: LogprobArrays) -> list[TokenLogprobs]:
@@ -84,8 +85,20 @@ def unpack_logprobs(sequences: Seq[Sequence], tokens: Seq[int], arrays: LogprobA
     logprobs, ranks, top_ids, top = (np.asarray(array) for array in arrays)
     unpacked = []
     for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-        count = sequence.request.params.logprobs or 0
+        count = max(sequence.request.num_logprobs, 0)
         pairs = zip(top_ids[row, :count].tolist(), top[row, :count].tolist(), strict=True)
         likely = [(token_id, logprob) for token_id, logprob in pairs if logprob != -np.inf]
         unpacked.append(TokenLogprobs(token, float(logprobs[row]), int(ranks[row]), likely))
     return unpacked
+
+
+def row_scores(arrays: LogprobArrays, logits: Array) -> RowScores:
+    """What the host needs to rank every next token; the logits come to it when they are first called for."""
+    found: list[np.ndarray] = []
+
+    def of_row(place: int) -> np.ndarray:
+        if not found:
+            found.append(np.asarray(logits))  # all at once: to cut a row out would be one more program
+        return found[0][place]
+
+    return RowScores(np.asarray(arrays.top_ids), np.asarray(arrays.top), of_row)

@@ -14,7 +14,7 @@ from paged_jax.buckets import Buckets, ProgramKey
 from paged_jax.device_step import Decoder, DeviceStep
 from paged_jax.host_pool import HostPool, block_shape, swap_blocks
 from paged_jax.kv_cache import Cache
-from paged_jax.logprobs import LogprobArrays, unpack_logprobs
+from paged_jax.logprobs import LogprobArrays, row_scores, unpack_logprobs
 from paged_jax.packed_step import PackedStep, Packer, batches
 from paged_jax.programs import Programs, Progress, WarmUp
 from paged_jax.rows import RowState, allocate_rows, packed_row
@@ -24,11 +24,12 @@ from pallas_kernels import Implementation
 
 
 class LaunchedStep(NamedTuple):
-    """What a step will have computed: arrays on the device, on their way to the host."""
+    """What a step will have computed: arrays on the device, all but the logits on their way to the host."""
 
     staged: list[Array]
-    tokens: Array | None
-    logprobs: LogprobArrays | None
+    tokens: Array | None = None
+    logprobs: LogprobArrays | None = None
+    logits: Array | None = None
 
 
 class ModelRunner:
@@ -189,16 +190,16 @@ class ModelRunner:
         for key, packed in step.prefill:
             self._cache = self._programs[key](leaves, self._cache, self._rows.tables, packed)
         if step.decode is None:
-            return LaunchedStep(staged, None, None)
+            return LaunchedStep(staged)
         key, packed = step.decode
-        tokens, logprobs, self._cache, self._state = self._programs[key](
+        tokens, scores, self._cache, self._state = self._programs[key](
             leaves, self._cache, self._rows, packed
         )
-        if not step.wants_logprobs:
-            logprobs = None
+        logprobs = scores.logprobs if scores is not None and step.wants_logprobs else None
+        logits = scores.logits if scores is not None and step.has_beams else None
         for array in jax.tree.leaves((tokens, logprobs)):
             array.copy_to_host_async()
-        return LaunchedStep(staged, tokens, logprobs)
+        return LaunchedStep(staged, tokens, logprobs, logits)
 
     def _fetch(self, schedule: Schedule, launched: LaunchedStep) -> Sampled:
         """Wait for what was launched: the swap space has its blocks, and the host the tokens."""
@@ -212,7 +213,10 @@ class ModelRunner:
         tokens = np.asarray(launched.tokens)[: len(schedule.decode)].tolist()
         if launched.logprobs is None:
             return Sampled(tokens)
-        return Sampled(tokens, unpack_logprobs(schedule.decode, tokens, launched.logprobs))
+        logprobs = unpack_logprobs(schedule.decode, tokens, launched.logprobs)
+        if launched.logits is None:
+            return Sampled(tokens, logprobs)
+        return Sampled(tokens, logprobs, row_scores(launched.logprobs, launched.logits))
 
     def _recover(self) -> None:
         """Zeros in the place of arrays that a failed step took, or whose value never came to be."""

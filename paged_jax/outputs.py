@@ -8,9 +8,11 @@ from time import monotonic
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from paged_jax.beam_search import Beam, BeamSearch
 from paged_jax.detokenizer import REPLACEMENT, Decodes
 from paged_jax.errors import PagedJaxError
 from paged_jax.sequence import FinishReason, RequestMetrics, TokenLogprobs
+from paged_jax.text_stream import TextStream
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class CompletionOutput:
     of the pool), "abort", or None while it goes on. stop_reason: the stop string, or the one of
     stop_token_ids, that ended it; None for the model's own end tokens.
     logprobs: for each of token_ids, by token id, the chosen token and the k most likely, best first; None
-    unless asked for. cumulative_logprob: the sum over the chosen ones.
+    unless asked for. cumulative_logprob: the sum over the chosen ones; None unless that or a beam search was
+    asked for.
+    score: of a hypothesis of a beam search, what they are ranked by: cumulative_logprob / length **
+    length_penalty, with constraints worked into both.
     """
 
     index: int
@@ -45,13 +50,16 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
     """A request with its continuations so far.
 
-    error: why it was refused, where errors are returned and not raised; then there are no continuations.
+    outputs: in order of their index: the samples, or the hypotheses of a beam search, best first.
+    error: why it was refused or given up, where errors are returned and not raised; then there are no
+    continuations.
     """
 
     request_id: str
@@ -89,8 +97,38 @@ class CutAnswers(UserWarning):
         self.num_cut, self.num_answers, self.max_tokens = num_cut, num_answers, max_tokens
         super().__init__(
             f"{num_cut} of {num_answers} answers were cut at the default max_tokens={max_tokens}:"
-            " pass SamplingParams(max_tokens=...), or max_tokens=None to go on to the context's end."
+            " pass max_tokens=..., or max_tokens=None to go on to the context's end."
         )
+
+
+def hypothesis_outputs(
+    search: BeamSearch, beams: Sequence[Beam], tokenizer: Decodes
+) -> list[CompletionOutput]:
+    """What a search has found. beams: its last ones; those that it did not end itself count as they stand."""
+    params = search.params
+    outputs = []
+    for index, found in enumerate(search.results(beams)):
+        text = TextStream(tokenizer, params.stop, params.include_stop_str_in_output)
+        for token in found.token_ids:
+            text.push(token, may_stop=text.num_tokens >= params.min_tokens)
+        matched = text.finish()
+        stopped = matched is not None and found.finish_reason != "abort"
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = token_logprobs(found.logprobs, tokenizer, params.logprobs)
+        outputs.append(
+            CompletionOutput(
+                index=index,
+                text=text.text,
+                token_ids=list(found.token_ids),
+                finish_reason="stop" if stopped else found.finish_reason,
+                stop_reason=matched if stopped else found.stop_reason,
+                cumulative_logprob=found.sum_logprob,
+                logprobs=logprobs,
+                score=found.score,
+            )
+        )
+    return outputs
 
 
 def token_logprobs(

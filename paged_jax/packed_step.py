@@ -27,7 +27,8 @@ class Call(NamedTuple):
 class PackedStep(NamedTuple):
     """The calls that a schedule comes to, in their order on the device.
 
-    swap_in: with the staged blocks that each call writes. wants_logprobs: whether any sequence does.
+    swap_in: with the staged blocks that each call writes. wants_logprobs, has_beams: whether any sequence
+    does, and is one.
     """
 
     swap_out: list[Call]
@@ -37,6 +38,7 @@ class PackedStep(NamedTuple):
     prefill: list[Call]
     decode: Call | None
     wants_logprobs: bool
+    has_beams: bool
 
 
 class Packer:
@@ -60,6 +62,7 @@ class Packer:
             prefill=list(self._prefill(schedule)),
             decode=self._decode(schedule),
             wants_logprobs=want_logprobs(schedule.decode),
+            has_beams=any(sequence.request.beams is not None for sequence in schedule.decode),
         )
 
     def _decode(self, schedule: Schedule) -> Call | None:

@@ -112,7 +112,7 @@ def pack_rows(sequences: Seq[Sequence], *, size: int, num_rows: int, max_blocks:
         floats[at, 4] = _positive_float32(params.top_p)
         packed[at, 5:7] = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32).view(np.int32)
         packed[at, 7] = sequence.index
-        packed[at, 9] = -1 if params.logprobs is None else params.logprobs
+        packed[at, 9] = request.num_logprobs
         if params.min_tokens > 0:
             packed[at, 8] = min(len(request.prompt_token_ids) + params.min_tokens, _INT32_MAX)
             ids = [

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from numbers import Integral, Real
-from typing import Self
 
 from paged_jax.errors import InvalidSamplingParams
+from paged_jax.param_checks import (
+    CheckedFields,
+    boolean,
+    integer,
+    invalid,
+    number,
+    stop_strings,
+    token_ids,
+)
 
 DEFAULT_MAX_TOKENS = 16
 """Tokens that `generate` answers with at most when max_tokens was not given (`chat`: no limit)."""
@@ -36,9 +40,10 @@ UNSET = Unset.UNSET
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(CheckedFields):
     """How the next token is chosen, and when to stop.
 
+    n: answers to sample, each with a stream of random numbers of its own; they share the prompt's blocks.
     temperature: 0 takes the most likely token; otherwise logits are divided by it (> 0).
     top_k: keep the k most likely tokens (0 or -1: all). top_p: then keep the fewest tokens whose
     probabilities sum to top_p or more (0 < top_p <= 1).
@@ -66,47 +71,33 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Name unknown fields, which the generated initialiser would answer with a bare TypeError."""
-        known = [field.name for field in fields(cls)]
-        for name in kwargs:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                raise InvalidSamplingParams(
-                    f"{name}={kwargs[name]!r}: no such sampling field."
-                    + (f" Did you mean {close[0]}?" if close else "")
-                    + f" There are: {', '.join(known)}."
-                )
-        return super().__new__(cls)
+    n: int = 1
 
     def __post_init__(self) -> None:
         """Check every field and keep it as plain Python: numpy's numbers are welcome, a list of ids too."""
         keep = partial(object.__setattr__, self)
-        keep("temperature", _number("temperature", self.temperature, "a number >= 0", lambda x: x >= 0))
-        keep("top_p", _number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1))
+        keep("temperature", number("temperature", self.temperature, "a number >= 0", lambda x: x >= 0))
+        keep("top_p", number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1))
         top_k = "an integer >= 1, or 0 or -1 for all tokens"
-        keep("top_k", _integer("top_k", self.top_k, top_k, lambda x: x >= -1))
+        keep("top_k", integer("top_k", self.top_k, top_k, lambda x: x >= -1))
+        keep("n", integer("n", self.n, "an integer >= 1", lambda x: x >= 1))
+        if self.n > 1 and self.is_greedy:
+            raise invalid("n", self.n, "1 with temperature=0, which would give the same answer n times")
         if self.seed is not None:
             seed = "None or 0 <= seed < 2**64"
-            keep("seed", _integer("seed", self.seed, seed, lambda x: 0 <= x <= MAX_SEED))
+            keep("seed", integer("seed", self.seed, seed, lambda x: 0 <= x <= MAX_SEED))
         if self.max_tokens is not None and self.max_tokens is not UNSET:
             max_tokens = "an integer >= 1, or None for no limit but the context"
-            keep("max_tokens", _integer("max_tokens", self.max_tokens, max_tokens, lambda x: x >= 1))
-        ids = "a sequence of token ids >= 0"
-        if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
-            raise _invalid("stop_token_ids", self.stop_token_ids, ids)
-        tokens = [_integer("stop_token_ids", token, ids, lambda x: x >= 0) for token in self.stop_token_ids]
-        keep("stop_token_ids", tuple(tokens))
-        keep("min_tokens", _integer("min_tokens", self.min_tokens, "an integer >= 0", lambda x: x >= 0))
+            keep("max_tokens", integer("max_tokens", self.max_tokens, max_tokens, lambda x: x >= 1))
+        keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        keep("min_tokens", integer("min_tokens", self.min_tokens, "an integer >= 0", lambda x: x >= 0))
         self.max_tokens_or(None)
-        keep("stop", _stop_strings(self.stop))
+        keep("stop", stop_strings(self.stop))
         for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise _invalid(name, getattr(self, name), "True or False")
+            boolean(name, getattr(self, name))
         if self.logprobs is not None:
             logprobs = f"None or an integer from 0 to {MAX_LOGPROBS}"
-            keep("logprobs", _integer("logprobs", self.logprobs, logprobs, lambda x: 0 <= x <= MAX_LOGPROBS))
+            keep("logprobs", integer("logprobs", self.logprobs, logprobs, lambda x: 0 <= x <= MAX_LOGPROBS))
 
     def max_tokens_or(self, default: int | None) -> int | None:
         """max_tokens, or the default where it was not given; None is no limit.
@@ -116,7 +107,7 @@ class SamplingParams:
         limit = default if self.max_tokens is UNSET else self.max_tokens
         if limit is not None and self.min_tokens > limit:
             which = "the default max_tokens" if self.max_tokens is UNSET else "max_tokens"
-            raise _invalid("min_tokens", self.min_tokens, f"{limit} at most, which is {which}={limit}")
+            raise invalid("min_tokens", self.min_tokens, f"{limit} at most, which is {which}={limit}")
         return limit
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
@@ -141,33 +132,3 @@ class SamplingParams:
     def filters(self) -> bool:
         """Whether top_k or top_p removes tokens, which costs a sort of the vocabulary."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1)
-
-
-def _invalid(name: str, given: object, expected: str) -> InvalidSamplingParams:
-    return InvalidSamplingParams(f"{name}={given!r}: expected {expected}.")
-
-
-def _stop_strings(stop: object) -> tuple[str, ...]:
-    """Stop strings as a tuple; one str is one of them."""
-    strings = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
-        raise _invalid("stop", stop, "a str or a sequence of them")
-    if "" in strings:
-        raise _invalid("stop", stop, "no empty string, which would end every answer at once")
-    return tuple(map(str, strings))
-
-
-def _number(name: str, value: object, expected: str, ok: Callable[[float], bool]) -> float:
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an int past the largest float is as little of use as infinity
-            number = float(value)
-    if not math.isfinite(number) or not ok(number):
-        raise _invalid(name, value, expected)
-    return number
-
-
-def _integer(name: str, value: object, expected: str, ok: Callable[[int], bool]) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not ok(int(value)):
-        raise _invalid(name, value, expected)
-    return int(value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from paged_jax.sequence import Request, Sequence, TokenLogprobs
 
@@ -57,11 +60,26 @@ class Schedule:
         return bool(self.prefill or self.decode or self.swap_out or self.swap_in)
 
 
+class RowScores(NamedTuple):
+    """What a step says about every next token, a row for each of Schedule.decode.
+
+    top_ids: int [num_seqs, k], the most likely tokens, best first, equals in order of their ids;
+    top_logprobs: float32 of the same shape. logits: the model's own, float32 [vocab_size], of a row; brought
+    to the host when they are called for.
+    """
+
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    logits: Callable[[int], np.ndarray]
+
+
 class Sampled(NamedTuple):
     """What a step gives back: a token for each of Schedule.decode, in order.
 
-    logprobs: one for each of them too, where any of them wants logprobs, else None.
+    logprobs: one for each of them too, where any of them wants logprobs, else None. scores: where any of them
+    is a beam, whose next token is chosen on the host.
     """
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    scores: RowScores | None = None

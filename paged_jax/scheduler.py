@@ -24,6 +24,7 @@ from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable, blocks_needed
 from paged_jax.capacity import blocks_for_tokens
 from paged_jax.errors import PoolTooSmall
+from paged_jax.forks import Forks
 from paged_jax.preemption import Preemption, add_copies
 from paged_jax.prefix_cache import PrefixCache
 from paged_jax.queues import Queues, missing_blocks, order, unfinished
@@ -61,8 +62,8 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.preemption = preemption or Preemption(allocator)
         self.queues = Queues(max_num_seqs)
+        self.forks = Forks(self.queues)
         self._in_flight: Schedule | None = None
-        self._forked: list[Sequence] = []
 
     @property
     def waiting(self) -> list[Request]:
@@ -84,34 +85,26 @@ class Scheduler:
         return request_id in self.queues.by_id
 
     def add(self, request: Request) -> None:
-        """Queue a new request. PoolTooSmall, and nothing changes, if the pool can never hold its prompt."""
+        """Queue a new request.
+
+        PoolTooSmall, and nothing changes, if the pool can never hold its prompt, or of several sequences
+        the first two tokens that each of them generates.
+        """
         num_tokens, size = len(request.prompt_token_ids), self.allocator.block_size
         needed, usable = blocks_for_tokens(num_tokens, size), self.allocator.num_blocks - 1
+        what = f"its {num_tokens} tokens need"
+        width = request.max_sequences
+        if width > 1 and request.max_new_tokens > 1:
+            needed = num_tokens // size + width
+            what = f"{width} sequences after its {num_tokens} tokens need"
         if needed > usable:
             raise PoolTooSmall(
-                f"request {request.request_id!r}: its {num_tokens} tokens need {needed} blocks of {size}"
+                f"request {request.request_id!r}: {what} {needed} blocks of {size}"
                 f" tokens, the pool has {usable}: raise num_blocks to {needed + 1} or more (or kv_cache_gib),"
-                " or shorten the prompt."
+                f" or {'ask for fewer' if width > 1 else 'shorten the prompt'}."
             )
         request.sequences = [Sequence(request, 0, BlockTable(self.allocator, request.request_id))]
         self.queues.arrive(request)
-
-    def fork(self, sequence: Sequence) -> Sequence:
-        """A sibling of a decoding sequence: the same tokens over the same blocks, in a row of its own.
-
-        Between two steps; there must be a free row.
-        """
-        request = sequence.request
-        index = len(request.sequences)
-        table = sequence.table.fork(f"{request.request_id}/{index}")
-        sibling = Sequence(request, index, table, token_ids=list(sequence.token_ids))
-        sibling.row = self.queues.free_rows.pop()
-        sibling.num_registered = sequence.num_registered
-        sibling.block_keys = list(sequence.block_keys)
-        sibling.logprobs = list(sequence.logprobs)
-        request.sequences.append(sibling)
-        self._forked.append(sibling)
-        return sibling
 
     def abort(self, request_id: str) -> None:
         """Take a request back wherever it stands; unknown or finished ids change nothing."""
@@ -128,8 +121,7 @@ class Scheduler:
         `update`, or after a failure `set_back_all`, must follow before the next call; and `retire` of what
         has finished.
         """
-        schedule = self._in_flight = Schedule(placed=self._forked)
-        self._forked = []
+        schedule = self._in_flight = Schedule(placed=self.forks.take_unplaced())
         while True:
             self._decode(schedule)
             self._continue_prefills(schedule)
@@ -149,7 +141,7 @@ class Scheduler:
         self._in_flight = None
         for request in schedule.resumed:
             self.preemption.forget(request)
-        return take_tokens(schedule, sampled, self.prefix_cache, self.allocator.block_size, now)
+        return take_tokens(schedule, sampled, self.forks, self.prefix_cache, now)
 
     def set_back_all(self) -> None:
         """Have every running request computed again: after a failure nobody knows what blocks hold.
@@ -167,6 +159,7 @@ class Scheduler:
                 self.preemption.drop_tables(request, lost=True)
         self.queues.unseat_all()
         self.preemption.reset_books(self.queues.by_id.values())
+        self.forks.take_unplaced()
         self.retire(list(self.queues.by_id.values()))
 
     def retire(self, requests: Iterable[Request]) -> None:
@@ -203,8 +196,16 @@ class Scheduler:
         request.metrics.num_preemptions += 1
 
     def _append_each(self, sequences: list[Sequence], schedule: Schedule) -> None:
-        copies = [copy for sequence in sequences if (copy := sequence.table.append_one())]
-        schedule.decode += sequences
+        """A slot for each one's last token. Samples fork here, to get their first tokens."""
+        copies = []
+        for sequence in sequences:
+            if copy := sequence.table.append_one():
+                copies.append(copy)
+                sequence.request.metrics.num_cow_copies += 1
+            schedule.decode.append(sequence)
+            if sequence.request.params.n > 1 and sequence.index == 0:
+                schedule.decode += self.forks.split(sequence)
+                schedule.placed += self.forks.take_unplaced()
         if copies:
             add_copies(copies, schedule)
 
@@ -243,11 +244,11 @@ class Scheduler:
         if not self.waiting:
             return
         promised = sum(self._missing(request) for request in self.queues.prefilling)
-        seats = len(self.queues.running_sequences)
+        seats = sum(request.max_running for request in self.queues.running)
         while self.waiting:
             request = self.waiting[0]
-            wanted = len(unfinished([request]))
-            if wanted > len(self.queues.free_rows):
+            wanted = request.max_running
+            if wanted > self.max_num_seqs - seats:
                 return
             if len(schedule.prefill) == self.max_prefill_seqs or self._budget(schedule) <= 0:
                 return
@@ -264,13 +265,13 @@ class Scheduler:
         """Take a waiting request in, if so many blocks stay free beside its own."""
         free = self.allocator.num_free_blocks - reserved
         hits: list[int] = []
-        leader, cache = request.sequences[0], self.prefix_cache
+        leader, cache = unfinished([request])[0], self.prefix_cache
         if request.swapped is not None:
             more = self._missing(request) if reserved else 0
             if len(request.swapped.host_blocks) + more > free:
                 return False
         else:
-            if cache is not None and not leader.is_finished:
+            if cache is not None:
                 hits = cache.match(leader)
                 amid = [other.sequences[0] for other in self.queues.prefilling]
                 if cache.is_on_its_way(leader, len(hits), amid):
@@ -285,7 +286,7 @@ class Scheduler:
             metrics.num_cached_tokens = len(hits) * self.allocator.block_size
         if request.swapped is not None:
             self.preemption.swap_in(request, schedule)
-        elif cache is not None and not leader.is_finished:
+        elif cache is not None:
             cache.take(leader, hits)
         self._prefill(request, schedule)
         return True

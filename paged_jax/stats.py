@@ -14,11 +14,12 @@ class BlockCounts:
     """The pool at one moment; the null block is in none of the counts.
 
     used: held by a sequence; shared: of these, held more than once; cached: free, but holding a prefix that
-    can be found again; free: allocatable, cached ones included. stored_tokens: tokens that the used blocks
-    hold, a shared one's counted once.
+    can be found again; free: allocatable, cached ones included. logical: what the sequences would hold if
+    they shared none. stored_tokens: tokens that the used blocks hold, a shared one's counted once.
     """
 
     used: int
+    logical: int
     shared: int
     cached: int
     free: int
@@ -32,12 +33,16 @@ class BlockCounts:
         size, free = allocator.block_size, allocator.num_free_blocks
         used = allocator.num_blocks - 1 - free
         empty: dict[int, int] = {}  # slots by last block, which siblings may share
+        logical = 0
         for sequence in scheduler.queues.running_sequences:
-            rest = sequence.table.num_tokens % size
+            table = sequence.table
+            logical += len(table.blocks)
+            rest = table.num_tokens % size
             if rest:
-                empty[sequence.table.blocks[-1]] = size - rest
+                empty[table.blocks[-1]] = size - rest
         return cls(
             used=used,
+            logical=logical,
             shared=allocator.num_shared_blocks,
             cached=allocator.num_cached_blocks,
             free=free,
@@ -49,6 +54,22 @@ class BlockCounts:
     def utilization(self) -> float:
         """Valid tokens / (used blocks x block_size), near 1 - block_size / (2 x mean length)."""
         return self.stored_tokens / (self.used * self.block_size) if self.used else 1.0
+
+    @property
+    def saved_share(self) -> float:
+        """Blocks that sharing saves / blocks that there would be without it: 1 - used / logical."""
+        return 1 - self.used / self.logical if self.logical else 0.0
+
+
+def count_requests_blocks(scheduler: Scheduler) -> None:
+    """Have each running request's metrics count what it holds in this step."""
+    for request in (*scheduler.queues.decoding, *scheduler.queues.prefilling):
+        tables = [sequence.table.blocks for sequence in request.sequences]
+        if len(tables) == 1:
+            physical = logical = len(tables[0])
+        else:
+            physical, logical = len(set().union(*tables)), sum(map(len, tables))
+        request.metrics.count_blocks(physical, logical)
 
 
 @dataclass(frozen=True)

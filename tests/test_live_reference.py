@@ -6,8 +6,10 @@ Three answers must be one: what the golden files say, what transformers gives no
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import reference
+from support.beam_cases import SCORES, assert_same_searches
 from support.checkpoints import (
     demo_gguf,
     glassllm_tokenizer,
@@ -110,6 +112,29 @@ def test_the_demo_model():
     ) as llm:
         prompts = [p if isinstance(p, str) else llm.chat_prompt(p) for p in DEMO]
         assert_same_answers(rows, answers(llm, prompts, DEMO_TOKENS), "demo")
+
+
+def same_beam_rows(expected, rows):
+    """Two runs of the reference agree."""
+    for want, got in zip(expected, rows, strict=True):
+        assert (want["prompt_ids"], want["ids"]) == (got["prompt_ids"], got["ids"])
+        assert np.allclose(want["scores"], got["scores"], rtol=SCORES, atol=SCORES)
+
+
+def test_beam_searches_of_the_small_model(tmp_path):
+    write_glassllm(tmp_path)
+    rows = reference.beam_rows(reference.load_model(tmp_path), "glassllm")
+    same_beam_rows(golden("beams")["rows"]["glassllm"], rows)
+    with LLM(tmp_path, num_blocks=200, warm_up=False) as llm:
+        assert_same_searches(llm, rows, "glassllm")
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
+def test_beam_searches_of_the_demo_model(every):
+    rows = reference.beam_rows(reference.load_demo_model(), "demo", every)
+    same_beam_rows(golden("beams")["rows"]["demo"][::every], rows)
+    with LLM(demo_gguf(), max_model_len=320, num_blocks=400, warm_up=False) as llm:
+        assert_same_searches(llm, rows, "demo", every)
 
 
 def test_the_tokenization_goldens():

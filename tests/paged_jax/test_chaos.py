@@ -115,7 +115,8 @@ def wreak(path, mode, seed, count):
     totals = engine.totals
     assert totals.preempted > count / 20, "the pool was too large for the test to mean anything"
     assert totals.prefix_hit_tokens > 0
-    assert (totals.swapped_in_bytes > 0) == (mode == "swap")
+    if mode != "auto":  # which takes the way that it estimates to be the faster one
+        assert (totals.swapped_in_bytes > 0) == (mode == "swap")
     alone = make_engine(path, num_blocks=200, enable_prefix_caching=False)
     expected = run_alone(alone, requests, outputs)
     different = [name for name in outputs if answer(outputs[name]) != answer(expected[name])]

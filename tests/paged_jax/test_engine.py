@@ -56,7 +56,7 @@ class Alphabet:
         self.closed += 1
 
 
-def make_engine(*, num_blocks=64, block_size=4, budget=64, runner=None, seed=None, audit=None):
+def make_engine(*, num_blocks=64, block_size=4, budget=64, runner=None, seed=None, audit=None, vocab_size=27):
     scheduler = Scheduler(
         BlockAllocator(num_blocks, block_size, audit=audit),
         max_num_seqs=8,
@@ -67,7 +67,7 @@ def make_engine(*, num_blocks=64, block_size=4, budget=64, runner=None, seed=Non
         runner or Alphabet(),
         scheduler,
         Letters(),
-        vocab_size=27,
+        vocab_size=vocab_size,
         max_model_len=LIMIT,
         eos_ids=[EOS],
         seed=seed,
@@ -246,7 +246,7 @@ def test_logprobs_come_for_each_token_where_they_are_wanted():
 
 
 def test_min_tokens_takes_as_many_end_tokens_as_the_device_can_hold_back():
-    engine = make_engine()
+    engine = make_engine(vocab_size=100)
     ids = list(range(1, 64))
     engine.make_request("r", "abc", SamplingParams(min_tokens=1, stop_token_ids=ids))  # and the model's own
     with pytest.raises(InvalidSamplingParams, match=r"65 end ids .*: expected 64 at most"):

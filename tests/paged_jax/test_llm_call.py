@@ -56,7 +56,7 @@ def same(prompt):
 def make(engine, prompts, params=THREE, *, priority=0, on_error="raise", default=16):
     return LLMCall(
         engine,
-        params_of_each(params, len(prompts)),
+        params_of_each(params, len(prompts), SamplingParams),
         priorities_of_each(priority, len(prompts)),
         default_max_tokens=default,
         on_error=on_error,
@@ -225,7 +225,7 @@ def test_answers_that_the_default_limit_cut_are_counted(engine, params, default,
     call = make(
         engine,
         ["a", "h", BAD],
-        [*params_of_each(params, 2), SamplingParams()],
+        [*params_of_each(params, 2, SamplingParams), SamplingParams()],
         on_error="return",
         default=default,
     )
@@ -242,9 +242,10 @@ def test_answers_that_the_default_limit_cut_are_counted(engine, params, default,
 
 def test_parameters_are_one_for_all_or_one_each():
     one, other = SamplingParams(), SamplingParams(temperature=0)
-    assert params_of_each(one, 2) == [one, one]
-    assert params_of_each([one, other], 2) == params_of_each((one, other), 2) == [one, other]
-    assert params_of_each([], 0) == params_of_each(one, 0) == []
+    assert params_of_each(one, 2, SamplingParams) == [one, one]
+    assert params_of_each([one, other], 2, SamplingParams) == [one, other]
+    assert params_of_each((one, other), 2, SamplingParams) == [one, other]
+    assert params_of_each([], 0, SamplingParams) == params_of_each(one, 0, SamplingParams) == []
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_parameters_are_one_for_all_or_one_each():
 )
 def test_wrong_parameters_are_refused(given, told):
     with pytest.raises(InvalidArgument) as caught:
-        params_of_each(given, 2)
+        params_of_each(given, 2, SamplingParams)
     assert str(caught.value).startswith(told)
 
 

@@ -276,7 +276,7 @@ def test_only_rows_that_must_be_written_are_placed():
     assert run_step(scheduler).placed == [b]  # its first piece
     assert run_step(scheduler).placed == [b]  # the second, with which it begins to decode
     assert run_step(scheduler).placed == []
-    twin = scheduler.fork(a)
+    twin = scheduler.forks.fork(a)
     assert run_step(scheduler).placed == [twin]
     assert run_step(scheduler).placed == []
 
@@ -302,7 +302,7 @@ def test_a_fork_takes_the_logprobs_of_its_tokens_along():
     first = add(scheduler, "a", 3, params=SamplingParams(logprobs=1))
     logprobs = TokenLogprobs(5, -1.0, 1, [])
     scheduler.update(scheduler.schedule(), Sampled([5], [logprobs]))
-    second = scheduler.fork(first)
+    second = scheduler.forks.fork(first)
     assert second.logprobs == first.logprobs == [logprobs]
     assert second.logprobs is not first.logprobs
 

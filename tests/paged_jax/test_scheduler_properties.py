@@ -161,7 +161,7 @@ class Game:
             if sequence.table.num_tokens != len(sequence.token_ids) - 1:
                 continue
             for _ in range(arrival.width - 1):
-                twin = self.scheduler.fork(sequence)
+                twin = self.scheduler.forks.fork(sequence)
                 self.forked_at[twin] = len(sequence.token_ids)
                 self.admitted = False  # a fork reserves nothing, so it may cost a set-back
         check(self.scheduler)

@@ -76,12 +76,13 @@ def test_shared_tokens_are_stored_once():
     scheduler = make_scheduler(num_blocks=33, block_size=4)
     add_group(scheduler, "a", 6, 3)  # a full block and one of 2 tokens, both shared by three
     assert BlockCounts.of(scheduler) == BlockCounts(
-        used=2, shared=2, cached=0, free=30, stored_tokens=6, block_size=4
+        used=2, logical=6, shared=2, cached=0, free=30, stored_tokens=6, block_size=4
     )
+    assert BlockCounts.of(scheduler).saved_share == 1 - 2 / 6
     stats = step_of(scheduler)  # each writes into its own copy
     assert (stats.cow_copies, stats.generated_tokens) == (2, 3)
     assert stats.blocks == BlockCounts(
-        used=4, shared=1, cached=0, free=28, stored_tokens=4 + 3 * 3, block_size=4
+        used=4, logical=6, shared=1, cached=0, free=28, stored_tokens=4 + 3 * 3, block_size=4
     )
 
 
@@ -131,7 +132,7 @@ def test_totals_are_sums_over_the_steps():
             StepStats(
                 running=99,
                 waiting=99,
-                blocks=BlockCounts(1, 1, 1, 1, 1, 4),
+                blocks=BlockCounts(1, 1, 1, 1, 1, 1, 4),
                 preempted=factor,
                 resumed=2 * factor,
                 cow_copies=3 * factor,

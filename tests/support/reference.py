@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import pre_tokenizers
 
+from paged_jax import BeamSearchParams
 from support import greedy
-from support.checkpoints import demo_gguf
+from support.beam_cases import cases, params_of
+from support.checkpoints import demo_gguf, glassllm_tokenizer
 from support.golden_cases import (
     BATCH_TOKENS,
     DEMO_TOKENS,
@@ -149,4 +151,62 @@ def demo_rows(model, tokenizer) -> list[dict]:
     for prompt in DEMO:
         ids = demo_prompt_ids(tokenizer, prompt)
         rows.append({"prompt": prompt} | answer(model, ids, DEMO_TOKENS, eos_ids=(2,), use_cache=True))
+    return rows
+
+
+def beam_row(model, prompt_ids: list[int], params: BeamSearchParams, eos_ids: tuple[int, ...]) -> dict:
+    """The hypotheses of generate(num_beams=...) and their scores, best first."""
+    torch, _ = modules()
+    width = params.beam_width
+    options = {
+        "num_beams": width,
+        "num_return_sequences": params.num_returned,
+        "max_new_tokens": params.max_tokens,
+        "min_new_tokens": params.min_tokens or None,
+        "no_repeat_ngram_size": params.no_repeat_ngram_size or None,
+        "repetition_penalty": params.repetition_penalty,
+        "bad_words_ids": [list(word) for word in params.bad_words] or None,
+        "eos_token_id": [*eos_ids, *params.stop_token_ids],
+    }
+    if width > 1:
+        options |= {"length_penalty": params.length_penalty, "early_stopping": params.early_stopping}
+    tokens = torch.tensor([prompt_ids])
+    with torch.inference_mode():
+        out = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+    ended = {*eos_ids, *params.stop_token_ids}
+    ids = [_until(row[len(prompt_ids) :].tolist(), ended) for row in out.sequences]
+    if width == 1:  # greedy: there is no score but what the steps' scores come to
+        steps = [torch.log_softmax(step[0], -1) for step in out.scores]
+        scores = [sum(float(step[token]) for step, token in zip(steps, ids[0], strict=True)) / len(ids[0])]
+    else:
+        scores = out.sequences_scores.tolist()
+    return {"ids": ids, "scores": [float(f"{score:.7g}") for score in scores]}
+
+
+def _until(ids: list[int], ended: set[int]) -> list[int]:
+    """Without the padding after an end token."""
+    for place, token in enumerate(ids):
+        if token in ended:
+            return ids[: place + 1]
+    return ids
+
+
+def beam_rows(model, name: str, every: int = 1) -> list[dict]:
+    """Of every so-manieth of the cases of a model."""
+    if name == "demo":
+        tokenizer, eos_ids = demo_tokenizer(), (2,)
+    else:
+        tokenizer, eos_ids = glassllm_tokenizer(), (3,)
+    rows = []
+    for prompt, options in cases(name)[::every]:
+        ids = demo_prompt_ids(tokenizer, prompt) if name == "demo" else tokenizer.encode(prompt).ids
+        rows.append({"prompt_ids": ids} | beam_row(model, ids, params_of(options), eos_ids))
     return rows
