@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +14,16 @@ import typer
 
 from paged_jax import __version__
 from paged_jax import cli_options as options
-from paged_jax.errors import InvalidPrompt, PagedJaxError
+from paged_jax.beam_params import BeamSearchParams
+from paged_jax.cli_output import answers, records
+from paged_jax.errors import InvalidArgument, InvalidPrompt, PagedJaxError
 from paged_jax.notes import note
 from paged_jax.outputs import CutAnswers
-from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, UNSET, SamplingParams
 
 if TYPE_CHECKING:
     from paged_jax.llm import LLM
-    from paged_jax.outputs import CompletionOutput, RequestOutput
+    from paged_jax.outputs import CompletionOutput
 
 app = typer.Typer(
     name="paged-jax",
@@ -62,6 +65,15 @@ def generate(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    n: Annotated[
+        int | None, typer.Option(help="Answers to each prompt: samples, or with --beam-width hypotheses.")
+    ] = None,
+    beam_width: Annotated[
+        int | None, typer.Option(help="Search for the most likely answers with so many beams.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of a beam search: over 0 favours long answers, under 0 short ones.")
+    ] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="In --json, log-probabilities of each token and the k most likely.")
     ] = None,
@@ -86,8 +98,15 @@ def generate(
         texts = options.lines(_stdin())
     if not texts:
         raise InvalidPrompt("no prompt: give some as arguments, or one a line in --prompt-file or on stdin.")
+    if logprobs is not None and not as_json:
+        raise InvalidArgument.of("--logprobs", logprobs, "--json beside it, where they are printed")
+    if length_penalty is not None and beam_width is None:
+        raise InvalidArgument.of("--length-penalty", length_penalty, "--beam-width beside it")
     given = options.given_params(
         default_max_tokens=None if chat_template else DEFAULT_MAX_TOKENS,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        n=n,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature,
@@ -113,21 +132,31 @@ def generate(
         implementation=implementation,
         warm_up=warm_up,
     )
-    params = options.params_for(llm, given)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        if chat_template:
-            outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
+        conversations = [[{"role": "user", "content": text}] for text in texts]
+        if beam_width is not None:
+            search = BeamSearchParams(**given)
+            if chat_template and search.max_tokens is UNSET:
+                search = replace(search, max_tokens=None)
+            outputs = llm.beam_search(
+                [llm.chat_prompt(one) for one in conversations] if chat_template else texts, search
+            )
+        elif chat_template:
+            outputs = llm.chat(conversations, options.params_for(llm, given))
         else:
-            outputs = llm.generate(texts, params)
+            outputs = llm.generate(texts, options.params_for(llm, given))
     for warning in caught:
         note(f"note: {_for_the_command_line(warning.message)}", style="yellow")
     if as_json:
-        print(json.dumps([_record(text, output) for text, output in zip(texts, outputs, strict=True)]))
+        pairs = zip(texts, outputs, strict=True)
+        print(json.dumps([record for text, output in pairs for record in records(text, output)]))
         return
-    for text, output in zip(texts, outputs, strict=True):
-        print(text + output.outputs[0].text if not chat_template else output.outputs[0].text)
-        if len(outputs) > 1:
+    shown = ["" if chat_template else text for text in texts]
+    several = sum(len(output.outputs) for output in outputs) > 1
+    for answer in answers(zip(shown, outputs, strict=True)):
+        print(answer)
+        if several:
             print("-" * 40)
 
 
@@ -276,28 +305,6 @@ def _turns() -> Iterator[str]:
             return
         if line:
             yield line
-
-
-def _record(prompt: str, output: RequestOutput) -> dict[str, object]:
-    completion = output.outputs[0]
-    record = {
-        "prompt": prompt,
-        "prompt_tokens": len(output.prompt_token_ids),
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }
-    if completion.logprobs is not None:
-        record["cumulative_logprob"] = completion.cumulative_logprob
-        record["logprobs"] = [
-            [
-                {"token_id": token, "logprob": one.logprob, "rank": one.rank, "text": one.decoded_token}
-                for token, one in entries.items()
-            ]
-            for entries in completion.logprobs
-        ]
-    return record
 
 
 if __name__ == "__main__":

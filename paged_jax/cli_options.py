@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paged_jax.beam_params import BeamSearchParams
 from paged_jax.errors import InvalidPrompt
 from paged_jax.sampling_params import SamplingParams
 
@@ -55,7 +56,11 @@ Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be g
 def given_params(*, default_max_tokens: int | None, **options: object) -> dict[str, Any]:
     """The sampling options that were given, checked before a model is loaded for them."""
     given = {name: value for name, value in options.items() if value not in (None, [])}
-    SamplingParams(**given).max_tokens_or(default_max_tokens)  # type: ignore[arg-type]  # it checks them
+    checked: BeamSearchParams | SamplingParams
+    kind = BeamSearchParams if "beam_width" in given else SamplingParams
+    checked = kind(**given)  # type: ignore[arg-type]  # it checks them
+    common = checked if isinstance(checked, SamplingParams) else checked.sampling_params()
+    common.max_tokens_or(default_max_tokens)
     return given
 
 
@@ -65,7 +70,8 @@ def params_for(llm: LLM, given: dict[str, Any]) -> SamplingParams:
     An option that sampling alone needs turns sampling on, also where the model recommends none.
     """
     default = llm.get_default_sampling_params()
-    if default.is_greedy and given.keys() & {"top_k", "top_p", "seed"}:
+    draws = given.keys() & {"top_k", "top_p", "seed"} or given.get("n", 1) > 1
+    if default.is_greedy and draws:
         default = replace(default, temperature=1.0)
     return replace(default, **given)
 

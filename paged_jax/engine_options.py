@@ -50,8 +50,8 @@ class EngineOptions:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument.of(name, getattr(self, name), "True or False")
         self._integer("block_size", 1, "16 and 32 suit chat.")
-        self._integer("max_num_seqs", 1)
-        self._integer("max_num_batched_tokens", 1)
+        self._integer("max_num_seqs", 1, largest=2**16)
+        self._integer("max_num_batched_tokens", 1, largest=2**20)
         if self.max_model_len is not None:
             self._integer("max_model_len", 2, "It holds the prompt and the answer.")
         if self.num_blocks is not None:
@@ -94,11 +94,13 @@ class EngineOptions:
         if not isinstance(value, str) or value not in choices:
             raise InvalidArgument.of(name, value, f"one of {', '.join(choices)}")
 
-    def _integer(self, name: str, smallest: int, hint: str = "") -> None:
+    def _integer(self, name: str, smallest: int, hint: str = "", largest: int | None = None) -> None:
         """Keep the option as a plain int; numpy's integers are welcome."""
         value = getattr(self, name)
         if not isinstance(value, Integral) or isinstance(value, bool) or value < smallest:
             raise InvalidArgument.of(name, value, f"an integer >= {smallest}", hint)
+        if largest is not None and value > largest:
+            raise InvalidArgument.of(name, value, f"{largest} at most", hint)
         object.__setattr__(self, name, int(value))
 
 

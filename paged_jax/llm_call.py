@@ -144,7 +144,8 @@ class LLMCall:
             if output is not None
             for completion in output.outputs
         )
-        return CutAnswers(cut, len(self._outputs), limit) if cut and limit is not None else None
+        answers = sum(len(output.outputs) for output in self._outputs if output is not None)
+        return CutAnswers(cut, answers, limit) if cut and limit is not None else None
 
 
 def _at_index(error: PagedJaxError, what: str, index: int) -> PagedJaxError:

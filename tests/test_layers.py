@@ -54,7 +54,7 @@ DEVICE = {
     "model_runner",
 }
 ENGINE = {"loader", "engine_builder", "engine", "llm_call", "llm"}
-DOORS = {"cli", "cli_options", "__main__"}
+DOORS = {"cli", "cli_options", "cli_output", "__main__"}
 RANK = {name: rank for rank, room in enumerate((HOST, DEVICE, ENGINE, DOORS)) for name in room}
 FILES = sorted(
     p.relative_to(ROOT)

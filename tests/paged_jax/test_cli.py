@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paged_jax import SamplingParams, __version__, cli
+from paged_jax import BeamSearchParams, SamplingParams, __version__, cli
 from paged_jax.engine_options import EngineOptions
 
 PROGRAM = Path(sys.executable).parent / "paged-jax"
@@ -96,6 +96,7 @@ def test_json_is_all_that_stands_on_stdout(run, loaded, tiny):
     assert record == {
         "prompt": "Hello",
         "prompt_tokens": 6,
+        "index": 0,
         "text": expected.text,
         "token_ids": list(expected.token_ids),
         "finish_reason": expected.finish_reason,
@@ -103,6 +104,34 @@ def test_json_is_all_that_stands_on_stdout(run, loaded, tiny):
     }
     assert "note: 1 of 1 answers were cut at the default of 16 tokens: give --max-tokens.\n" in err
     assert "SamplingParams" not in err
+
+
+def test_samples_are_told_apart(run, loaded, tiny):
+    arguments = ("generate", "--model", "m", "Hello", "--n", 3, "--seed", 5, "--max-tokens", 6)
+    code, out, _ = run(*arguments)
+    params = SamplingParams(n=3, seed=5, max_tokens=6, temperature=1.0)
+    expected = tiny.generate("Hello", params, use_tqdm=False)[0].outputs
+    assert code == 0
+    assert out.split("-" * 40 + "\n") == [*("Hello" + one.text + "\n" for one in expected), ""]
+    records = json.loads(run(*arguments, "--json")[1])
+    assert [(one["index"], one["text"]) for one in records] == [(c.index, c.text) for c in expected]
+
+
+@pytest.mark.parametrize("chat_template", [False, True])
+def test_a_beam_search_shows_scores(chat_template, run, loaded, tiny):
+    options = ("--chat-template",) if chat_template else ()
+    arguments = ("generate", "--model", "m", "Hello", "--beam-width", 3, "--max-tokens", 5, *options)
+    code, out, _ = run(*arguments, "--n", 2, "--length-penalty", 0.5)
+    prompt = tiny.chat_prompt([{"role": "user", "content": "Hello"}]) if chat_template else "Hello"
+    params = BeamSearchParams(beam_width=3, n=2, max_tokens=5, length_penalty=0.5)
+    expected = tiny.beam_search(prompt, params, use_tqdm=False)[0].outputs
+    assert (code, len(expected)) == (0, 2)
+    start = "" if chat_template else "Hello"
+    parts = [f"[score {one.score:.4f}]\n{start}{one.text}\n" for one in expected]
+    assert out.split("-" * 40 + "\n") == [*parts, ""]
+    records = json.loads(run(*arguments, "--json", "--logprobs", 1)[1])
+    assert [one["score"] for one in records] == [one["cumulative_logprob"] / 5 for one in records]
+    assert [len(one["logprobs"]) for one in records] == [5, 5, 5]
 
 
 def test_logprobs_are_shown_in_json(run, loaded, tiny):
@@ -327,7 +356,14 @@ def test_no_model_is_one_line(command, run):
         (("--min-tokens", 5, "--max-tokens", 4), "min_tokens=5: expected 4 at most"),
         (("--min-tokens", 17), "min_tokens=17: expected 16 at most"),
         (("--stop", ""), "stop=['']: expected no empty string"),
-        (("--logprobs", 21), "logprobs=21: expected"),
+        (("--logprobs", 21, "--json"), "logprobs=21: expected"),
+        (("--logprobs", 2), "--logprobs=2: expected --json beside it"),
+        (("--n", 0), "n=0: expected"),
+        (("--n", 2, "--temperature", 0), "n=2: expected 1 with temperature=0"),
+        (("--beam-width", 2, "--temperature", 1), "temperature=1.0: expected 0"),
+        (("--beam-width", 2, "--n", 3), "n=3: expected None or an integer from 1 to beam_width=2"),
+        (("--beam-width", 2, "--top-k", 3), "top_k=3: no such sampling field"),
+        (("--length-penalty", 2), "--length-penalty=2.0: expected --beam-width beside it"),
         (("--max-num-batched-tokens", 0), "max_num_batched_tokens=0: expected"),
         (("--preemption-mode", "swop"), "preemption_mode='swop': expected"),
         (("--swap-space-gib", -1), "swap_space_gib=-1.0: expected"),
