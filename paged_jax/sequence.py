@@ -76,14 +76,6 @@ class RequestMetrics:
             return None
         return self.decode_time / (self.num_token_steps - 1)
 
-    def count_tokens(self, num_tokens: int, now: float) -> None:
-        """A step has brought so many tokens."""
-        if self.first_token_time is None:
-            self.first_token_time = now
-        self.last_token_time = now
-        self.num_output_tokens += num_tokens
-        self.num_token_steps += 1
-
     def count_blocks(self, physical: int, logical: int) -> None:
         """A step found it with so many blocks."""
         self.block_steps += physical
@@ -242,11 +234,12 @@ class Sequence:
         """Take one sampled token and decide whether it is the last."""
         request = self.request
         self.token_ids.append(token)
-        if token in request.stop_token_ids and self.num_output_tokens > request.params.min_tokens:
+        num_output_tokens = self.num_output_tokens
+        if token in request.stop_token_ids and num_output_tokens > request.params.min_tokens:
             if token in request.params.stop_token_ids:
                 self.stop_reason = token
             self.finish("stop", now)
-        elif self.num_output_tokens >= request.max_new_tokens:
+        elif num_output_tokens >= request.max_new_tokens:
             self.finish("length", now)
 
     def finish(self, reason: FinishReason, now: float) -> None:

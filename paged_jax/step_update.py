@@ -36,34 +36,40 @@ def take_tokens(
             if not chunk.sequence.is_finished:
                 cache.offer(chunk.sequence)
     advanced = list(schedule.exhausted)
-    places_of: dict[Request, list[int]] = {}
+    latencies = Latencies([], [])
+    counted: Request | None = None
+    beams: dict[Request, list[int]] = {}
     for place, (sequence, token) in enumerate(zip(schedule.decode, sampled.tokens, strict=True)):
         if sequence.finish_reason is not None:
             continue
         if cache is not None and sequence.table.num_tokens % cache.allocator.block_size == 0:
             cache.offer(sequence)  # before a last token gives the blocks back
         request = sequence.request
-        places_of.setdefault(request, []).append(place)
+        if request is not counted:  # a request's sequences stand next to each other
+            counted = request
+            _note_time(request, latencies, now)
+        request.metrics.num_output_tokens += 1
         if request.beams is not None:
+            beams.setdefault(request, []).append(place)
             continue
         if sampled.logprobs is not None and request.params.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs[place])
         sequence.append(token, now)
         advanced.append(sequence)
-    latencies = Latencies([], [])
-    for request, places in places_of.items():
-        _note_time(request, latencies, now)
-        request.metrics.count_tokens(len(places), now)
-        if request.beams is not None:
-            assert sampled.scores is not None
-            forks.advance_beams(request, sampled.scores, places, now)
-            advanced += request.sequences
+    for request, places in beams.items():
+        assert sampled.scores is not None
+        forks.advance_beams(request, sampled.scores, places, now)
+        advanced += request.sequences
     return Update(advanced, latencies)
 
 
 def _note_time(request: Request, latencies: Latencies, now: float) -> None:
+    """A step brings a request tokens: take down when."""
     metrics = request.metrics
     if metrics.last_token_time is None:
+        metrics.first_token_time = now
         latencies.first_token.append(now - metrics.arrival_time)
     else:
         latencies.inter_token.append(now - metrics.last_token_time)
+    metrics.last_token_time = now
+    metrics.num_token_steps += 1
