@@ -99,7 +99,7 @@ class EngineOptions:
         value = getattr(self, name)
         if not isinstance(value, Integral) or isinstance(value, bool) or value < smallest:
             raise InvalidArgument.of(name, value, f"an integer >= {smallest}", hint)
-        if largest is not None and value > largest:
+        if largest is not None and int(value) > largest:
             raise InvalidArgument.of(name, value, f"{largest} at most", hint)
         object.__setattr__(self, name, int(value))
 
