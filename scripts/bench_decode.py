@@ -16,12 +16,12 @@ and of the others the median is. Without transformers installed ours is shown al
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 import typer
+from cpu_threads import take_threads
 from decode_parts import decode_parts, take_turns
 from demo_model import demo_model
 from reference_models import cache_argument, load_reference_models
@@ -207,9 +207,7 @@ def main(
     threads: Threads = 2, as_json: AsJson = False, quick: Quick = False, profile: Profile = False
 ) -> None:
     """Compare decode steps and a prefill with transformers."""
-    # JAX has no option for its threads: when its backend starts it takes the cores that it may use.
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads]))
+    threads = take_threads(threads)
     path = demo_model()
     rows = max(QUICK_BATCHES if quick else BATCHES)
     exact, fast = (Ours(str(path), dtype, rows) for dtype in ("float32", "bfloat16"))

@@ -24,9 +24,7 @@ once: its ratio varies by a quarter from one time to the next.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -36,7 +34,9 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
+from cpu_threads import take_threads
 from demo_model import demo_model
+from request_lengths import cut_prompt, read_lengths
 from rich.console import Console
 from rich.table import Table
 from static_batches import StaticBatches, load_static_batches
@@ -68,11 +68,7 @@ def lengths_of(trace: Path | None, count: int) -> np.ndarray:
         rng = np.random.default_rng(0)
         limits = np.array([LONGEST_PROMPT, LONGEST_ANSWER])
         return (limits * rng.beta(1.2, 2.5, (count, 2))).astype(int).clip(4, limits)
-    with trace.open(newline="", encoding="utf-8") as file:
-        rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    if len(rows) < count:
-        sys.exit(f"{trace}: {len(rows)} requests; give --requests {len(rows)} or fewer.")
-    lengths = np.array(rows[:count])
+    lengths = read_lengths(trace, count)
     factors = np.array([LONGEST_PROMPT, LONGEST_ANSWER]) / lengths.max(axis=0)
     return np.rint(lengths * np.minimum(factors, 1)).astype(int).clip(1)
 
@@ -81,7 +77,7 @@ def make_jobs(lengths: np.ndarray, text: list[int]) -> list[Job]:
     """Prompts cut from a text at places of their own, so that no two begin alike."""
     jobs = []
     for index, (prompt, answer) in enumerate(lengths.tolist()):
-        jobs.append(Job(np.take(text, np.arange(prompt) + 37 * index, mode="wrap").tolist(), answer))
+        jobs.append(Job(cut_prompt(text, prompt, index), answer))
     return jobs
 
 
@@ -214,11 +210,7 @@ def main(
     as_json: AsJson = False,
 ) -> None:
     """Compare whole workloads with transformers."""
-    # JAX has no option for its threads: when its backend starts it takes the cores that it may use.
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    threads = min(threads or 10**9, len(cores) or os.cpu_count() or 1)
-    if cores:
-        os.sched_setaffinity(0, set(cores[:threads]))
+    threads = take_threads(threads)
     count = requests or (12 if quick else 32)
     path = demo_model()
     ours = [Ours(path, dtype, rows=count if quick else 64, warm_up=not quick) for dtype in DTYPES]

@@ -5,11 +5,15 @@ of the block table, and a swap space; it believes nothing but the schedule. So a
 was written, a row that should have been placed, or a copy made too early shows at the next decode step.
 """
 
+import numpy as np
+from support.naive_beam_search import log_softmax
+
 from paged_jax import BlockAllocator, BlockTable, SamplingParams
 from paged_jax.preemption import Preemption
 from paged_jax.prefix_cache import PrefixCache
 from paged_jax.queues import unfinished
-from paged_jax.schedule import Sampled
+from paged_jax.sampling_params import MAX_LOGPROBS
+from paged_jax.schedule import RowScores, Sampled
 from paged_jax.scheduler import Scheduler
 from paged_jax.sequence import Request, RequestMetrics
 
@@ -69,7 +73,7 @@ def add_group(scheduler, name, prompt, width, max_new_tokens=4, **options):
     first = add(scheduler, name, prompt, max_new_tokens, **options)
     while not first.num_output_tokens:
         run_step(scheduler)
-    return [first, *(scheduler.fork(first) for _ in range(width - 1))]
+    return [first, *(scheduler.forks.fork(first) for _ in range(width - 1))]
 
 
 def token_of(name, index, position):
@@ -173,11 +177,17 @@ def check_all_free(scheduler):
 
 
 class Device:
-    """What the blocks hold, by slot: a digest of all tokens up to the one whose keys and values lie there."""
+    """What the blocks hold, by slot: a digest of all tokens up to the one whose keys and values lie there.
 
-    def __init__(self, scheduler):
+    model: a made-up language model, which the searches among the requests need; greedy requests follow it.
+    """
+
+    def __init__(self, scheduler, model=None):
         self.size = scheduler.allocator.block_size
         self.memory, self.host, self.rows = {}, {}, {}
+        self.model = model
+        self.rows_of_logits = 0
+        """How many whole rows of logits the host has called for."""
 
     def fail(self):
         """Lose everything but the swap space."""
@@ -199,7 +209,9 @@ class Device:
             assert self.read(table, chunk.start) == digests[: chunk.start]
             for position in range(chunk.start, chunk.end):
                 self.memory[self.slot(table, position)] = digests[position]
-        return Sampled([self.decode(sequence) for sequence in schedule.decode])
+        tokens = [self.decode(sequence) for sequence in schedule.decode]
+        searching = any(sequence.request.beams is not None for sequence in schedule.decode)
+        return Sampled(tokens, None, self.scores(schedule.decode) if searching else None)
 
     def decode(self, sequence):
         table, last = row = self.rows[sequence.row]
@@ -209,8 +221,26 @@ class Device:
         assert table == sequence.table.blocks
         assert self.read(table, position) == digests[:-1]
         self.memory[self.slot(table, position)] = digests[-1]
-        row[1] = token_of(sequence.request.request_id, sequence.index, len(sequence.token_ids))
+        row[1] = self.next_token(sequence)
         return row[1]
+
+    def next_token(self, sequence):
+        if self.model is not None and sequence.request.params.is_greedy:
+            return self.model.greedy(sequence.token_ids)
+        token = token_of(sequence.request.request_id, sequence.index, len(sequence.token_ids))
+        return token if self.model is None else token % self.model.vocab_size
+
+    def scores(self, sequences):
+        """In float64, so that searches can be compared to the last bits."""
+        logits = [self.model(sequence.token_ids) for sequence in sequences]
+        top_ids = np.argsort(-np.array(logits), kind="stable")[:, :MAX_LOGPROBS]
+        values = np.array([log_softmax(row) for row in logits])
+
+        def of_row(place):
+            self.rows_of_logits += 1
+            return logits[place]
+
+        return RowScores(top_ids, np.take_along_axis(values, top_ids, axis=1), of_row)
 
     def read(self, table, num_tokens):
         return [self.memory.get(self.slot(table, position)) for position in range(num_tokens)]

@@ -1,0 +1,173 @@
+"""Searches that are taken back, or amid which something fails: the others, and what is computed again."""
+
+import sys
+
+import pytest
+
+from paged_jax import beam_search, forks, step_update
+from paged_jax.errors import ConstraintFailed
+
+from .made_up_engine import add_beams, answers, make_engine, run, step
+from .scheduling import check, check_all_free
+from .test_beam_groups import BEAMS, MODEL, MODES, VOCABULARY, alone, engine_with, found_by
+
+
+def num_steps(engine):
+    run(engine)
+    return len(engine.runner.schedules)
+
+
+@pytest.mark.parametrize("amid", [False, True])
+@MODES
+def test_an_abort_at_any_step_frees_everything_and_leaves_the_others_alone(mode, amid):
+    for at in range(num_steps(engine_with("acu"))):
+        engine = engine_with("acu", mode=mode, num_blocks=20)
+        found = {}
+        for _ in range(at):
+            found |= {output.request_id: answers(output) for output in step(engine)}
+        if amid:
+            engine.runner.amid = lambda engine=engine: engine.abort("a")
+            found |= {output.request_id: answers(output) for output in step(engine)}
+        engine.abort("a")
+        check(engine.scheduler)
+        assert "a" not in engine.scheduler
+        found |= found_by(engine)
+        assert {"c", "u"} <= set(found)
+        assert found == alone(found)
+
+
+def found_before(error, engine):
+    """Run up to an error of that kind."""
+    found = {}
+    try:
+        while True:
+            found |= {output.request_id: answers(output) for output in step(engine)}
+            assert engine.has_unfinished
+    except error:
+        return found
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@MODES
+def test_a_step_that_fails_changes_nothing_that_is_found(mode, when):
+    options = {"num_blocks": 20, "budget": 16, "mode": mode}
+    for at in range(1, 1 + num_steps(engine_with("abcu", **options))):
+        engine = engine_with("abcu", **options)
+        engine.runner.fail = {at: (RuntimeError("device"), when)}
+        found = found_before(RuntimeError, engine)
+        check(engine.scheduler)
+        assert found | found_by(engine) == alone("abcu")
+
+
+def with_function(fails_at=0, error=None, **options):
+    """Two searches whose function allows all tokens, but its call of that number raises; and others."""
+    calls = 0
+
+    def allowed(index, ids):
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise error
+        return range(VOCABULARY)
+
+    engine = engine_with("au", **options)
+    for name in "bc":
+        prompt, fields = BEAMS[name]
+        add_beams(engine, f"{name}'", prompt, prefix_allowed_tokens_fn=allowed, **fields)
+    return engine, lambda: calls
+
+
+def test_an_interrupt_in_a_users_function_changes_nothing_that_is_found():
+    engine, calls = with_function()
+    run(engine)
+    for at in range(1, 1 + calls()):
+        engine, _ = with_function(at, KeyboardInterrupt())
+        found = found_before(KeyboardInterrupt, engine)
+        engine.runner.device.fail()
+        found |= found_by(engine)
+        assert {name[0]: answer for name, answer in found.items()} == alone("abcu")
+
+
+def test_a_users_function_that_fails_ends_its_own_request_alone():
+    engine, calls = with_function()
+    run(engine)
+    for at in range(1, 1 + calls()):
+        engine, _ = with_function(at, LookupError("no such state"))
+        outputs = run(engine)
+        (failed,) = [name for name, output in outputs.items() if output.error is not None]
+        assert failed in ("b'", "c'")
+        assert isinstance(outputs[failed].error, ConstraintFailed)
+        assert "LookupError: no such state" in str(outputs[failed].error)
+        assert (outputs[failed].outputs, outputs[failed].finished) == ([], True)
+        rest = {name[0]: answers(output) for name, output in outputs.items() if name != failed}
+        assert rest == alone(rest)
+
+
+@pytest.mark.parametrize("given", [[VOCABULARY], [-1], [1.0], ["a"], [True], None, 5])
+def test_what_are_no_token_ids_is_an_error_of_the_request(given):
+    engine = make_engine(MODEL)
+    add_beams(engine, "b", [1], beam_width=2, max_tokens=4, prefix_allowed_tokens_fn=lambda _, ids: given)
+    output = run(engine)["b"]
+    assert isinstance(output.error, ConstraintFailed)
+    assert output.outputs == []
+
+
+class InterruptAtLine:
+    """Raises KeyboardInterrupt at a line of the code that makes beams and forks: the one of that number."""
+
+    FILES = (beam_search.__file__, forks.__file__, step_update.__file__)
+
+    def __init__(self, scheduler, number):
+        self.left = number
+        scheduler.schedule, scheduler.update = self.traced(scheduler.schedule), self.traced(scheduler.update)
+
+    def traced(self, method):
+        def call(*args):
+            tracer = sys.gettrace()
+            sys.settrace(lambda frame, *_: self.trace if frame.f_code.co_filename in self.FILES else None)
+            try:
+                return method(*args)
+            finally:
+                sys.settrace(tracer)
+
+        return call
+
+    def trace(self, frame, event, arg):
+        self.left -= event == "line"
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.trace
+
+
+def test_an_interrupt_at_any_line_changes_nothing_that_is_found():
+    number, interrupted = 1, True
+    while interrupted:
+        engine = engine_with("bsu")
+        line, found = InterruptAtLine(engine.scheduler, number), {}
+        while engine.has_unfinished:
+            try:
+                found |= {output.request_id: answers(output) for output in step(engine)}
+            except KeyboardInterrupt:
+                engine.runner.device.fail()
+                check(engine.scheduler)
+        check_all_free(engine.scheduler)
+        assert found == alone("bsu")
+        number, interrupted = number + 11, line.left <= 0
+    assert number > 2000
+
+
+def test_what_a_search_has_found_when_it_is_taken_back_can_be_had():
+    engine = engine_with("a")
+    request = engine.scheduler.queues.by_id["a"]
+    assert engine.output_of(request).outputs == []
+    for _ in range(5):
+        step(engine)
+    beams = {tuple(sequence.output_token_ids) for sequence in request.sequences}
+    finished = {tuple(found.token_ids) for found in request.beams.hypotheses}
+    engine.abort("a")
+    outputs = engine.output_of(request).outputs
+    assert {tuple(one.token_ids) for one in outputs} <= beams | finished
+    assert len(outputs) == 4
+    for one in outputs:
+        assert one.finish_reason == ("abort" if tuple(one.token_ids) in beams else "stop")
+    assert [one.score for one in outputs] == sorted((one.score for one in outputs), reverse=True)
