@@ -207,7 +207,9 @@ def _remember_sharing(request: Request, block_size: int) -> None:
                 if mine != its:
                     break
                 common += 1
-            tokens = min(common * block_size, sequence.table.num_tokens // block_size * block_size)
+            # A prefill leaves out the last token, whose slot a step that failed may have taken already.
+            prefilled = min(len(sequence.token_ids), len(leader.token_ids), sequence.table.num_tokens + 1) - 1
+            tokens = min(common, prefilled // block_size) * block_size
             if tokens > best and not leader.is_finished:
                 best = tokens
                 sequence.shared_with = (other, tokens)

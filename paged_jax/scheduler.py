@@ -153,6 +153,9 @@ class Scheduler:
         failed, self._in_flight = self._in_flight or Schedule(), None
         for request in failed.preempted:
             request.swapped = None  # its copy may never have been made
+        for request in failed.resumed:
+            if request.swapped is not None:  # samples that were forked after it came back will be again
+                del request.sequences[len(request.swapped.tables) :]
         for request in self.queues.by_id.values():
             if any(sequence.row is not None or sequence.table.blocks for sequence in request.sequences):
                 request.metrics.num_preemptions += 1

@@ -287,3 +287,31 @@ def test_an_abort_at_any_step_gives_everything_back():
         for one in engine.output_of(request).outputs:
             assert one.finish_reason in ("abort", "stop")
             assert one.token_ids == tokens_of("s", one.index, 13, 9)[: len(one.token_ids)]
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_a_step_that_fails_as_it_forks_loses_nothing(block_size):
+    """The prompt fills its blocks, the slot of its last token among them."""
+    answered = []
+    for fails in (False, True):
+        engine = make_engine(MadeUpModel(9, seed=5), block_size=block_size, num_blocks=40, budget=10)
+        add_samples(engine, "s", [0] * 8, n=2, max_tokens=3, temperature=1.0)
+        if fails:
+            engine.runner.fail = {1: (RuntimeError("device"), "before")}
+            with pytest.raises(RuntimeError, match="device"):
+                engine.step()
+        answered.append(answers(run(engine)["s"]))
+    assert answered[0] == answered[1]
+    assert [len(one[1]) for one in answered[1]] == [3, 3]
+
+
+def test_a_step_that_fails_as_it_forks_what_came_back_from_the_swap_space_loses_nothing():
+    engine = make_engine(MadeUpModel(9, seed=5), block_size=4, mode="swap", num_blocks=40, budget=5)
+    request = add_samples(engine, "s", [0] * 9, n=2, max_tokens=3, temperature=1.0)
+    engine.step()  # 5 of 8 prompt tokens
+    set_back_in_next_step(engine, request)
+    engine.step()
+    engine.runner.fail = {len(engine.runner.schedules) + 1: (RuntimeError("device"), "before")}
+    with pytest.raises(RuntimeError, match="device"):
+        engine.step()
+    assert [len(one[1]) for one in answers(run(engine)["s"])] == [3, 3]
