@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
+from paged_jax.block_allocator import BlockAllocator
 from paged_jax.capacity import blocks_for_tokens
+from paged_jax.errors import PoolTooSmall
 from paged_jax.sequence import Request, Sequence
 
 
@@ -101,6 +103,23 @@ order = attrgetter("order")
 def unfinished(requests: Iterable[Request]) -> list[Sequence]:
     """The sequences of these requests that want more tokens."""
     return [s for request in requests for s in request.sequences if s.finish_reason is None]
+
+
+def check_can_begin(request: Request, allocator: BlockAllocator) -> None:
+    """PoolTooSmall if the pool can never hold a request's prompt, or its sequences' first two tokens."""
+    num_tokens, size = len(request.prompt_token_ids), allocator.block_size
+    needed, usable = blocks_for_tokens(num_tokens, size), allocator.num_blocks - 1
+    what = f"its {num_tokens} tokens need"
+    width = request.max_sequences
+    if width > 1 and request.max_new_tokens > 1:
+        needed = num_tokens // size + width
+        what = f"{width} sequences after its {num_tokens} tokens need"
+    if needed > usable:
+        raise PoolTooSmall(
+            f"request {request.request_id!r}: {what} {needed} blocks of {size} tokens, the pool has {usable}:"
+            f" raise num_blocks to {needed + 1} or more (or kv_cache_gib),"
+            f" or {'ask for fewer' if width > 1 else 'shorten the prompt'}."
+        )
 
 
 def missing_blocks(request: Request, block_size: int) -> int:

@@ -22,12 +22,10 @@ from time import monotonic
 
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable, blocks_needed
-from paged_jax.capacity import blocks_for_tokens
-from paged_jax.errors import PoolTooSmall
 from paged_jax.forks import Forks
 from paged_jax.preemption import Preemption, add_copies
 from paged_jax.prefix_cache import PrefixCache
-from paged_jax.queues import Queues, missing_blocks, order, unfinished
+from paged_jax.queues import Queues, check_can_begin, missing_blocks, order, unfinished
 from paged_jax.schedule import Chunk, Sampled, Schedule
 from paged_jax.sequence import Request, Sequence
 from paged_jax.step_update import Update, take_tokens
@@ -90,19 +88,7 @@ class Scheduler:
         PoolTooSmall, and nothing changes, if the pool can never hold its prompt, or of several sequences
         the first two tokens that each of them generates.
         """
-        num_tokens, size = len(request.prompt_token_ids), self.allocator.block_size
-        needed, usable = blocks_for_tokens(num_tokens, size), self.allocator.num_blocks - 1
-        what = f"its {num_tokens} tokens need"
-        width = request.max_sequences
-        if width > 1 and request.max_new_tokens > 1:
-            needed = num_tokens // size + width
-            what = f"{width} sequences after its {num_tokens} tokens need"
-        if needed > usable:
-            raise PoolTooSmall(
-                f"request {request.request_id!r}: {what} {needed} blocks of {size}"
-                f" tokens, the pool has {usable}: raise num_blocks to {needed + 1} or more (or kv_cache_gib),"
-                f" or {'ask for fewer' if width > 1 else 'shorten the prompt'}."
-            )
+        check_can_begin(request, self.allocator)
         request.sequences = [Sequence(request, 0, BlockTable(self.allocator, request.request_id))]
         self.queues.arrive(request)
 
