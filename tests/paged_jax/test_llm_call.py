@@ -234,7 +234,7 @@ def test_answers_that_the_default_limit_cut_are_counted(engine, params, default,
     warning = call.cut_answers()
     assert (warning.num_cut if warning else 0) == cut
     if warning:
-        assert str(warning).startswith(f"{cut} of 3 answers were cut at the default max_tokens=3: pass")
+        assert str(warning).startswith(f"{cut} of 2 answers were cut at the default max_tokens=3: pass")
 
 
 # -- one for all, or one each ------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def test_sixteen_programs_by_default_and_a_program_that_is_missing_is_counted(gl
     engine = make_engine(glass_path, num_blocks=60, max_num_seqs=64, max_num_batched_tokens=2048)
     assert engine.runner.num_programs <= 16
     assert engine.runner.compilations == 0
+    jax.clear_caches()  # an engine of equal sizes may have compiled one of the three in this process
     before = compilations.count
     prompts = random.Random(0).choices(range(4, 1024), k=5)
     engine.add(engine.make_request("r", {"prompt_token_ids": prompts}, SamplingParams(max_tokens=2)))
