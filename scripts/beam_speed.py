@@ -168,7 +168,10 @@ def compare(
     theirs: Sequence[TheirSearches],
     rounds: int,
 ) -> Iterator[Comparison]:
-    """Each case's runs, when they are done. Ours run once untimed before: programs may be compiled then."""
+    """Each case's runs, when they are done. Ours run once untimed before: programs may be compiled then.
+
+    A run that got fewer cores than it may use was kept waiting by other work.
+    """
     sides: list[Side] = [*ours, *theirs]
     for case, prompts in cases:
         for mine in ours:
@@ -178,8 +181,11 @@ def compare(
             for side in sides:
                 if not side.takes(case):
                     continue
+                before = time.process_time()
                 run = side.run(prompts, case.width)
-                print(f"{run.seconds:7.2f} s  {case}: {side.name}", file=sys.stderr, flush=True)
+                cores = (time.process_time() - before) / run.seconds
+                told = f"{run.seconds:7.2f} s on {cores:.1f} cores  {case}: {side.name}"
+                print(told, file=sys.stderr, flush=True)
                 if side.name not in best or run.seconds < best[side.name].seconds:
                     best[side.name] = run
         yield Comparison(case, best)

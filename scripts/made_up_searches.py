@@ -5,8 +5,6 @@ What they share is counted as it is with a model, in every step; only the scores
 
 from __future__ import annotations
 
-import math
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +17,15 @@ from paged_jax.beam_params import BeamSearchParams
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.capacity import blocks_for_tokens
 from paged_jax.engine import Engine
+from paged_jax.made_up_scores import VOCAB_SIZE, made_up_scores
 from paged_jax.sampling_params import SamplingParams
-from paged_jax.schedule import RowScores, Sampled, Schedule
+from paged_jax.schedule import Sampled, Schedule
 from paged_jax.scheduler import Scheduler
-from paged_jax.sequence import RequestMetrics, Sequence
+from paged_jax.sequence import RequestMetrics
 
 BLOCK_SIZE = 16
 ROWS_OF_REQUESTS = 64
 """Requests that run at once."""
-VOCAB_SIZE, TOP = 50_000, 20
-LOG_RANKS = np.log(np.arange(1, TOP + 1))
-SHARPNESS_MEAN, SHARPNESS_SIGMA = -0.05, 1.37
-SHORTEST_MEMORY, LONGEST_MEMORY = 3, 128
 
 
 @dataclass(frozen=True)
@@ -61,13 +56,8 @@ class Saving:
 class MadeUpRunner:
     """Scores of every next token, without a model.
 
-    The token of rank r has a probability in proportion to r ** -a, over a vocabulary of 50,000. log(a - 1) is
-    normal, which gives the most likely token 0.16, 0.30, 0.53, 0.89 and 0.99 at the percentiles 10, 25, 50,
-    75 and 90, as the demo model does. Each context has an a of its own: the request, the position and the
-    last 3 to 128 generated tokens, how many depends on the request. So beams that differ further back than
-    that go on alike, as two wordings of one thought do, and stay apart for long; others split and die
-    quickly. With these numbers beams share as much as the demo model's, within 5 points, for widths of 2, 4
-    and 6 and answers of 58 and 338 tokens.
+    With these scores beams share as much as the demo model's, within 5 points, for widths of 2, 4 and 6 and
+    answers of 58 and 338 tokens (`bench_sharing.py --only model` measures both).
     """
 
     weight_bytes = block_bytes = 0
@@ -76,29 +66,10 @@ class MadeUpRunner:
         tokens = [0] * len(schedule.decode)  # which tokens samples draw makes no difference
         if not any(sequence.request.beams for sequence in schedule.decode):
             return Sampled(tokens)
-        sharpness = np.array([[_sharpness(sequence)] for sequence in schedule.decode])
-        weights = -sharpness * LOG_RANKS
-        ends = (TOP + 0.5) ** (1 - sharpness) - VOCAB_SIZE ** (1 - sharpness)
-        mass = np.exp(weights).sum(axis=1, keepdims=True) + ends / (sharpness - 1)
-        logprobs = (weights - np.log(mass)).astype(np.float32)
-        ids = np.broadcast_to(np.arange(TOP), logprobs.shape)
-        return Sampled(tokens, None, RowScores(ids, logprobs, _no_logits))
+        return Sampled(tokens, None, made_up_scores(schedule.decode))
 
     def close(self) -> None:
         """There is nothing to give back."""
-
-
-def _sharpness(sequence: Sequence) -> float:
-    position = sequence.num_output_tokens
-    seed = sequence.request.seed
-    memory = round(SHORTEST_MEMORY * (LONGEST_MEMORY / SHORTEST_MEMORY) ** (seed / 2**64))
-    last = sequence.token_ids[len(sequence.token_ids) - min(position, memory) :]
-    rng = random.Random(hash((seed, position, *last)))
-    return 1 + math.exp(rng.gauss(SHARPNESS_MEAN, SHARPNESS_SIGMA))
-
-
-def _no_logits(row: int) -> np.ndarray:
-    raise AssertionError(f"row {row}: nothing asks for more than the {TOP} most likely tokens")
 
 
 class _NoText:

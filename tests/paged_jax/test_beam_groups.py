@@ -78,6 +78,16 @@ def test_few_rows_make_them_wait_and_change_nothing(seqs):
     assert found_by(engine_with("abcdestu", seqs=seqs)) == alone("abcdestu")
 
 
+def test_the_beams_stand_in_order_best_first():
+    engine = engine_with("a")
+    request = request_of(engine, "a")
+    while not request.is_finished:
+        step(engine)
+        sums = [beam.sum_logprob for beam in request.sequences]
+        assert sums == sorted(sums, reverse=True)
+        assert [beam.index for beam in request.sequences] == list(range(len(sums)))
+
+
 # -- set back ----------------------------------------------------------------------------------------------
 
 

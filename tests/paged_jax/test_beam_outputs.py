@@ -55,7 +55,8 @@ def test_stop_strings_end_hypotheses_wherever_the_borders_of_tokens_are(seed):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"repetition_penalty": 1.5, "bad_words": [[3], [5], [7]]}, {"beam_width": 30}]
+    "fields",
+    [{}, {"repetition_penalty": 1.5, "bad_words": [[3], [5], [7]]}, {"beam_width": 30, "max_tokens": 1}],
 )
 def test_logprobs_are_the_models_own_whatever_constraints_made_of_them(fields):
     model = MadeUpModel(40, seed=3)
