@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NoReturn, Protocol
 
-from paged_jax.audit import AuditLog
+from paged_jax.audit import AuditLog, key_name
 from paged_jax.errors import AllocatorCorruption, DoubleFree, InvalidArgument, InvalidBlock, NoFreeBlocks
 
 __all__ = ["BlockAllocator", "Holder"]
@@ -73,6 +73,8 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.audit = audit
+        if audit is not None:
+            audit.begin(num_blocks, block_size)
         self._ref_cnt: list[int] = []
         self.reset()
 
@@ -128,7 +130,7 @@ class BlockAllocator:
             key = self._key_of_block.pop(block)
             del self._block_of_key[key]
             if self.audit is not None:
-                self.audit.record("evict", block, owner, 0, 0, f"key {key!r}")
+                self.audit.record("evict", block, owner, 0, 0, key_name(key))
         self._ref_cnt[block] = 1
         self._ever_shared[block] = False
         return block
@@ -137,7 +139,7 @@ class BlockAllocator:
         """Take one more count for each occurrence.
 
         A cached block whose ref_cnt is 0 is in use again, with its content. InvalidBlock for a free one that
-        caches nothing. The audit log calls it a `hit` where it is registered and no reason is given.
+        caches nothing. The audit log calls it a `hit` where a registered one is shared for that alone.
         """
         blocks = list(blocks)
         counts = self._ref_cnt
@@ -145,6 +147,8 @@ class BlockAllocator:
             if type(block) is not int or not 0 < block < self.num_blocks:
                 self._reject(block)
             if not counts[block] and block not in self._key_of_block:
+                if self.audit is not None:
+                    self.audit.record("refused", block, owner, 0, 0, "use after free")
                 raise InvalidBlock(
                     f"block {block}: {owner!r} wants a count on it, but it is free and caches nothing. "
                     "Only a block in use, or one that lookup has just returned, can be shared."
@@ -157,12 +161,7 @@ class BlockAllocator:
                 del self._free_cached[block]
             counts[block] += 1
         if self.audit is not None:
-            later = Counter(blocks)
-            for block in blocks:
-                later[block] -= 1
-                after = counts[block] - later[block]
-                is_hit = not reason and block in self._key_of_block
-                self.audit.record("hit" if is_hit else "incref", block, owner, after - 1, after, reason)
+            self.audit.taken(blocks, counts, owner, reason, self._key_of_block)
 
     def free(self, blocks: Iterable[int], *, owner: Hashable, reason: str = "") -> None:
         """Give back one count for each occurrence; a block whose last count this was becomes free.
@@ -191,15 +190,11 @@ class BlockAllocator:
             else:
                 self._free_exclusive.append(block)
         if self.audit is not None:
-            later = Counter(blocks)
-            for block in blocks:
-                later[block] -= 1
-                after = counts[block] + later[block]
-                self.audit.record("decref" if after else "free", block, owner, after + 1, after, reason)
+            self.audit.given_back(blocks, counts, owner, reason)
 
     # -- prefix cache --------------------------------------------------------------------------------------
 
-    def register(self, block: int, key: Hashable) -> None:
+    def register(self, block: int, key: Hashable, *, owner: Hashable = None) -> None:
         """Let `lookup(key)` find this block, from now until it is evicted.
 
         The block must be in use, full, and written by a step that has ended. The first registration wins: a
@@ -213,6 +208,9 @@ class BlockAllocator:
         if key not in self._block_of_key and block not in self._key_of_block:
             self._block_of_key[key] = block
             self._key_of_block[block] = key
+            if self.audit is not None:
+                count = self._ref_cnt[block]
+                self.audit.record("register", block, owner, count, count, key_name(key))
 
     def lookup(self, key: Hashable) -> int | None:
         """The block registered under a key, or None.
@@ -228,12 +226,13 @@ class BlockAllocator:
         self._free_cached.clear()
         self._key_of_block.clear()
         self._block_of_key.clear()
+        if self.audit is not None:
+            self.audit.record("forget", 0, None, 0, 0)
 
     def reset(self) -> None:
         """Every block free and no key known, whatever was before: nobody may hold a count any longer."""
-        for block, count in enumerate(self._ref_cnt):
-            if count and self.audit is not None:
-                self.audit.record("free", block, None, count, 0, "reset")
+        if self.audit is not None:
+            self.audit.reset(self._ref_cnt)
         self._ref_cnt = [0] * self.num_blocks
         self.num_shared_blocks = 0  # held more than once
         self._ever_shared = bytearray(self.num_blocks)
@@ -256,6 +255,8 @@ class BlockAllocator:
 
     def _refuse_free(self, block: int, blocks: list[int], owner: Hashable) -> NoReturn:
         held = self.ref_cnt(block)
+        if self.audit is not None:
+            self.audit.record("refused", block, owner, held, held, "double free")
         raise DoubleFree(
             f"block {block}: {owner!r} gives back more counts than are held: "
             f"{blocks.count(block)} given back, {held} held. "

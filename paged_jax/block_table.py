@@ -7,8 +7,9 @@ through the allocator's public methods only, and moves no data: `Append.copies` 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
+from paged_jax.audit import AuditLog
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.errors import InvalidArgument, InvalidBlock
 
@@ -64,6 +65,8 @@ class BlockTable:
             if copy:
                 copies.append(self._replace_last(new_blocks[0]))
             blocks.extend(new_blocks[copy:])
+        if pool.audit is not None:
+            self._tell("write", pool.audit, start, start + n)
         self.num_tokens = start + n
         return Append(new_blocks, copies, self._slots(start, n))
 
@@ -71,6 +74,8 @@ class BlockTable:
         """`append(1)`, where only the copy is asked for: (source, destination), or None. Cheaper."""
         pool = self.allocator
         if self.num_tokens % pool.block_size and pool.ref_cnt(self.blocks[-1]) == 1:
+            if pool.audit is not None:
+                self._tell("write", pool.audit, self.num_tokens, self.num_tokens + 1)
             self.num_tokens += 1
             return None
         copies = self.append(1).copies
@@ -81,10 +86,20 @@ class BlockTable:
         audit = self.allocator.audit
         if audit is not None:
             count = self.allocator.ref_cnt(src)
-            audit.record("copy", src, self.owner, count, count, f"to block {dst}")
+            audit.record("copy", src, self.owner, count, count, f"to block {dst}", other=dst)
         self.allocator.free([src], owner=self.owner, reason="copy-on-write")
         self.blocks[-1] = dst
         return src, dst
+
+    def _tell(self, action: Literal["write", "adopt"], audit: AuditLog, start: int, end: int) -> None:
+        """Tokens start, start + 1, .. end - 1 get their slots, or have them already."""
+        size = self.allocator.block_size
+        while start < end:
+            index, offset = divmod(start, size)
+            block, stop = self.blocks[index], min(end - index * size, size)
+            count = self.allocator.ref_cnt(block)
+            audit.record(action, block, self.owner, count, count, start=offset, end=stop)
+            start = index * size + stop
 
     def _slots(self, start: int, n: int) -> list[int]:
         size = self.allocator.block_size
@@ -115,12 +130,16 @@ class BlockTable:
             )
         for block in blocks:
             if not self.allocator.ref_cnt(block):
+                if self.allocator.audit is not None:
+                    self.allocator.audit.record("refused", block, self.owner, 0, 0, "use after free")
                 raise InvalidBlock(
                     f"block {block}: {self.owner!r} adopts it, but nobody holds it. "
                     "Incref or allocate it first."
                 )
         self.blocks = blocks
         self.num_tokens = num_tokens
+        if self.allocator.audit is not None:
+            self._tell("adopt", self.allocator.audit, 0, num_tokens)
 
     def fork(self, owner: Hashable) -> Self:
         """A table with the same tokens over the same blocks: one more count each, no allocation, no copy."""
@@ -130,12 +149,12 @@ class BlockTable:
         twin.num_tokens = self.num_tokens
         return twin
 
-    def release(self) -> None:
+    def release(self, reason: str = "release") -> None:
         """Give back every count, the tail's first. The table is then empty, and may be filled again.
 
-        Calling it twice changes nothing: an empty table has nothing to give back.
+        Calling it twice changes nothing: an empty table has nothing to give back. `reason`: for the log.
         """
-        self.allocator.free(reversed(self.blocks), owner=self.owner, reason="release")
+        self.allocator.free(reversed(self.blocks), owner=self.owner, reason=reason)
         self.blocks = []  # not clear(): whoever still has the old list keeps what it saw
         self.num_tokens = 0
 

@@ -143,10 +143,14 @@ class Engine:
         if request.request_id in self.scheduler or request.request_id in self._undelivered:
             raise InvalidArgument.of("request_id", request.request_id, "an id that no unfinished request has")
         self.scheduler.add(request)
+        if self.allocator.audit is not None:
+            self.allocator.audit.arrive(request.request_id)
 
     def abort(self, request_id: str) -> None:
         """Take a request back and free what it holds; unknown or finished ids change nothing."""
         self.scheduler.abort(request_id)
+        if self.allocator.audit is not None:
+            self.allocator.audit.settle(self.scheduler.queues.by_id, "abort")
         self._undelivered.pop(request_id, None)
         self._drop_texts()
 
@@ -169,6 +173,9 @@ class Engine:
         self.refuse()
         for request_id in list(self.scheduler.queues.by_id):
             self.scheduler.abort(request_id)
+        if self.allocator.audit is not None:
+            self.allocator.audit.settle(self.scheduler.queues.by_id, "close")
+            self.allocator.audit.close()
         self._undelivered.clear()
         self._put_back.clear()
         self._texts.clear()
@@ -192,6 +199,9 @@ class Engine:
                     self._undelivered[request_id] = request
             self.scheduler.set_back_all()
             raise
+        finally:
+            if self.allocator.audit is not None:
+                self.allocator.audit.settle(self.scheduler.queues.by_id)
 
     def _step(self) -> list[RequestOutput]:
         scheduler, cache = self.scheduler, self.scheduler.prefix_cache
@@ -207,7 +217,11 @@ class Engine:
         clock.scheduled = monotonic()
         blocks = BlockCounts.of(scheduler)
         count_requests_blocks(scheduler)
+        if self.allocator.audit is not None:
+            self.allocator.audit.flush()
         sampled = self.runner.execute(schedule) if schedule else Sampled([])
+        if self.allocator.audit is not None:
+            self.allocator.audit.fetched(schedule.swap_out, self.allocator.ref_cnt)
         clock.executed = monotonic()
         update = scheduler.update(schedule, sampled)
         outputs = self._take_texts(update.advanced)

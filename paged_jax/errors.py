@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AllocatorCorruption",
+    "AuditLogUnreadable",
     "ConstraintFailed",
     "DoubleFree",
     "EngineClosed",
@@ -89,6 +90,10 @@ class DoubleFree(InvalidBlock):
 
 class AllocatorCorruption(PagedJaxError):
     """The allocator's lists and counts disagree with each other or with the holders: a bug."""
+
+
+class AuditLogUnreadable(PagedJaxError, ValueError):
+    """A file is no audit log, or one of its lines is damaged; the message names the line."""
 
 
 # -- models ------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Forks:
         alive = {child.parent for child in children}
         for place, parent in enumerate(parents):
             if place not in alive:
-                parent.table.release()
+                parent.table.release("beam dropped")
                 self.queues.give_row_back(parent)
         beams = []
         for index, child in enumerate(children):

@@ -97,11 +97,12 @@ class Preemption:
         lost: the allocator's books are to be reset, so nothing is given back.
         """
         _remember_sharing(request, self.allocator.block_size)
+        reason = "preempt" if request.swapped is None else "swap-out"
         for sequence in request.sequences:
             if lost:
                 sequence.table.lose()
             else:
-                sequence.table.release()
+                sequence.table.release(reason)
             sequence.num_registered = 0
 
     def reset_books(self, requests: Iterable[Request]) -> None:
@@ -121,16 +122,20 @@ class Preemption:
         Its bytes stay in the swap space until the step is done: `forget` gives them back.
         """
         assert request.swapped is not None
-        host_blocks = request.swapped.host_blocks
-        fresh = self.allocator.allocate(len(host_blocks), owner=request.request_id, reason="swap-in")
-        block_of = dict(zip(host_blocks, fresh, strict=True))
-        seen: set[int] = set()
+        block_of: dict[int, int] = {}
         for sequence, (host, tokens) in zip(request.sequences, request.swapped.tables, strict=True):
-            blocks = [block_of[block] for block in host]
-            again = [block for block in blocks if block in seen]
-            self.allocator.incref(again, owner=sequence.table.owner, reason="swap-in")
-            sequence.table.adopt(blocks, tokens)
-            seen.update(blocks)
+            owner, new = sequence.table.owner, [block for block in host if block not in block_of]
+            again = [block_of[block] for block in host if block in block_of]
+            fresh = self.allocator.allocate(len(new), owner=owner, reason="swap-in")
+            self.allocator.incref(again, owner=owner, reason="swap-in")
+            block_of.update(zip(new, fresh, strict=True))
+            sequence.table.adopt([block_of[block] for block in host], tokens)
+        if self.allocator.audit is not None:
+            for source, block in block_of.items():
+                count, reason = self.allocator.ref_cnt(block), f"from host block {source}"
+                self.allocator.audit.record(
+                    "swap-in", block, request.request_id, count, count, reason, other=source
+                )
         schedule.swap_in.extend(block_of.items())
         schedule.resumed.append(request)
 
@@ -175,7 +180,7 @@ class Preemption:
             for block, host in host_of.items():
                 count = self.allocator.ref_cnt(block)
                 self.allocator.audit.record(
-                    "swap", block, request.request_id, count, count, f"to host block {host}"
+                    "swap-out", block, request.request_id, count, count, f"to host block {host}", other=host
                 )
         schedule.swap_out.extend(host_of.items())
 

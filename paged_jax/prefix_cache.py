@@ -77,7 +77,7 @@ class PrefixCache:
     def take(self, sequence: Sequence, blocks: list[int]) -> None:
         """Hand blocks that `match` found to a sequence whose table is empty."""
         tokens = len(blocks) * self.allocator.block_size
-        self.allocator.incref(blocks, owner=sequence.table.owner)
+        self.allocator.incref(blocks, owner=sequence.table.owner, reason="prefix hit")
         sequence.table.adopt(blocks, tokens)
         sequence.num_registered = len(blocks)
         self.queried_tokens += len(sequence.token_ids)
@@ -90,7 +90,8 @@ class PrefixCache:
             tokens = min(tokens, len(sequence.request.prompt_token_ids) - 1)
         full = tokens // self.allocator.block_size
         for index in range(sequence.num_registered, full):
-            self.allocator.register(sequence.table.blocks[index], self._key(sequence, index))
+            block, owner = sequence.table.blocks[index], sequence.table.owner
+            self.allocator.register(block, self._key(sequence, index), owner=owner)
         sequence.num_registered = max(sequence.num_registered, full)
 
     def _key(self, sequence: Sequence, index: int) -> bytes:

@@ -232,7 +232,6 @@ class Scheduler:
         """Newcomers, in order, for as long as rows, budget and pool take them."""
         if not self.waiting:
             return
-        promised = sum(self._missing(request) for request in self.queues.prefilling)
         seats = sum(request.max_running for request in self.queues.running)
         while self.waiting:
             request = self.waiting[0]
@@ -242,13 +241,16 @@ class Scheduler:
             if len(schedule.prefill) == self.max_prefill_seqs or self._budget(schedule) <= 0:
                 return
             alone = not (self.queues.prefilling or self.queues.decoding)
-            if self._enter(request, 0 if alone else promised + seats + wanted, schedule):
+            if self._enter(request, 0 if alone else self._kept_free(seats + wanted), schedule):
                 seats += wanted
-                promised += self._missing(request)
             elif alone:
                 self._exhaust(request, schedule)
             else:
                 return
+
+    def _kept_free(self, num_seqs: int) -> int:
+        """Blocks that are left when one more is admitted, of num_seqs running sequences in all."""
+        return num_seqs + sum(self._missing(request) for request in self.queues.prefilling)
 
     def _enter(self, request: Request, reserved: int, schedule: Schedule) -> bool:
         """Take a waiting request in, if so many blocks stay free beside its own."""

@@ -247,7 +247,7 @@ class Sequence:
         if self.finish_reason is None:
             self.finish_reason = reason
             self.request.metrics.finished_time = now
-        self.table.release()
+        self.table.release("failure" if self.request.error else "abort" if reason == "abort" else "finish")
 
 
 @dataclass(frozen=True)

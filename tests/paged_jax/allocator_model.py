@@ -405,7 +405,7 @@ class World:
             [pool.ref_cnt(block) for block in range(1, self.num_blocks)],
             [(list(s.table.blocks), s.table.num_tokens) for s in self.sequences],
             [pool.lookup(key) for key in self.contents],
-            self.audit and len(self.audit),
+            self.audit is not None and sum(record.action != "refused" for record in self.audit),
         )
 
     # -- small things --------------------------------------------------------------------------------------

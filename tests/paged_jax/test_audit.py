@@ -4,7 +4,7 @@ import time
 import pytest
 
 from paged_jax import errors
-from paged_jax.audit import AuditLog
+from paged_jax.audit import AuditLog, AuditRecord
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.block_table import BlockTable
 
@@ -78,10 +78,12 @@ def test_a_copy_on_write_is_an_allocation_a_copy_and_a_decref():
     twin.release()
     assert told(log) == [
         ("allocate", 1, "a", 0, 1, "append"),
+        ("write", 1, "a", 1, 1, ""),
         ("incref", 1, "b", 1, 2, "fork"),
         ("allocate", 2, "b", 0, 1, "append"),
         ("copy", 1, "b", 2, 2, "to block 2"),
         ("decref", 1, "b", 2, 1, "copy-on-write"),
+        ("write", 2, "b", 1, 1, ""),
         ("free", 2, "b", 1, 0, "release"),
     ]
 
@@ -92,28 +94,42 @@ def test_a_fork_of_a_registered_block_is_no_hit():
     table.append(4)
     pool.register(1, "prefix")
     table.fork("b")
-    assert [r.action for r in log] == ["allocate", "incref"]
+    assert [r.action for r in log] == ["allocate", "write", "register", "incref"]
 
 
 def test_anyone_may_add_a_swap():
     log, pool = audited()
     pool.allocate(owner="a")
-    log.record("swap", 1, "a", 1, 1, "out to host block 0")
-    assert told(log)[-1] == ("swap", 1, "a", 1, 1, "out to host block 0")
+    log.record("swap-out", 1, "a", 1, 1, "to host block 0", other=0)
+    assert told(log)[-1] == ("swap-out", 1, "a", 1, 1, "to host block 0")
 
 
-def test_what_is_refused_is_not_recorded():
-    log, pool = audited(num_blocks=3)
+def test_what_is_refused_changes_nothing_and_of_faults_there_is_a_record_that_says_so():
+    log, pool = audited(num_blocks=4)
     pool.allocate(2, owner="a")
-    before = list(log)
+    before = told(log)
     for call in (
-        lambda: pool.allocate(owner="b"),
+        lambda: pool.allocate(2, owner="b"),
         lambda: pool.free([1, 2, 2], owner="b"),
         lambda: pool.incref([1, 0], owner="b"),
+        lambda: pool.incref([1, 3], owner="b"),
+        lambda: BlockTable(pool, "c").adopt([3], 4),
     ):
         with pytest.raises(errors.PagedJaxError):
             call()
-    assert list(log) == before
+    assert told(log) == [
+        *before,
+        ("refused", 2, "b", 1, 1, "double free"),
+        ("refused", 3, "b", 0, 0, "use after free"),
+        ("refused", 3, "c", 0, 0, "use after free"),
+    ]
+
+
+def test_a_table_that_begins_with_blocks_says_how_full_they_are():
+    log, pool = audited()
+    pool.allocate(2, owner="a")
+    BlockTable(pool, "a").adopt([1, 2], num_tokens=7)
+    assert [(r.action, r.block, r.start, r.end) for r in log][2:] == [("adopt", 1, 0, 4), ("adopt", 2, 0, 3)]
 
 
 def test_records_carry_the_step_and_a_monotonic_time():
@@ -163,9 +179,11 @@ def test_jsonl_has_one_object_a_record(tmp_path):
         pool.allocate(owner=owner)
     path = tmp_path / "audit.jsonl"
     log.write_jsonl(path)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (header["format"], header["num_blocks"], header["block_size"]) == ("paged_jax kv audit", 8, 4)
     assert [line["owner"] for line in lines] == ["a", 4, "('request', 5)", None]
-    assert lines[0] == next(iter(log))._asdict()
+    first = next(iter(log))
+    assert AuditRecord(**lines[0]) == first._replace(time=round(first.time, 6))
 
 
 def test_a_record_reads_as_a_sentence():

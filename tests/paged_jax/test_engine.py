@@ -446,7 +446,12 @@ def test_the_audit_log_numbers_its_records_by_step():
     add(engine, "r", "abcd", max_tokens=3)
     run(engine)
     told = [(record.step, record.action, record.owner) for record in audit]
-    assert told == [(1, "allocate", "r"), (2, "allocate", "r"), (3, "free", "r"), (3, "free", "r")]
+    assert told == [
+        (0, "arrive", "r"),
+        *[(1, "allocate", "r"), (1, "write", "r"), (1, "write", "r")],
+        *[(2, "allocate", "r"), (2, "write", "r")],
+        *[(3, "write", "r"), (3, "free", "r"), (3, "free", "r"), (3, "end", "r")],
+    ]
 
 
 def test_the_last_step_is_told_in_numbers():

@@ -293,6 +293,6 @@ def test_swaps_are_in_the_audit_log():
     run_step(scheduler)
     set_back(scheduler, sequence.request)
     run_step(scheduler)
-    swaps = [(record.block, record.owner, record.reason) for record in log if record.action == "swap"]
+    swaps = [(record.block, record.owner, record.reason) for record in log if record.action == "swap-out"]
     assert swaps == [(1, "a", "to host block 0"), (2, "a", "to host block 1")]
     assert [record.reason for record in log if record.reason == "swap-in"] == ["swap-in"] * 2
