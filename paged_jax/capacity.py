@@ -1,10 +1,14 @@
-"""How many blocks fit: the arithmetic between bytes, tokens and blocks, and the default size of a pool."""
+"""How many blocks fit: the arithmetic between bytes, tokens and blocks, and the default size of a pool.
+
+The engine sizes its pool with it, and the planner the one that the engine would have.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from paged_jax.errors import PoolTooSmall
+from paged_jax.errors import InvalidArgument, PoolTooSmall
 
 GIB = 1 << 30
 HEADROOM = 0.8
@@ -28,10 +32,28 @@ class KVShape:
         """2 (K and V) x layers x kv_heads x head_dim x itemsize."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
+    @property
+    def written_out(self) -> str:
+        """The sum behind bytes_per_token: "32 layers x 2 x 32 heads x 128 x 2 bytes = 512 KiB"."""
+        return (
+            f"{self.num_layers} layers x 2 x {self.num_kv_heads} heads x {self.head_dim} x {self.itemsize}"
+            f" bytes = {self.bytes_per_token / 1024:g} KiB"
+        )
+
 
 def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
     """Blocks that hold num_tokens tokens."""
     return -(-num_tokens // block_size)
+
+
+def blocks_for_samples(prompt_tokens: int, output_tokens: int, width: int, block_size: int) -> int:
+    """Blocks that so many sequences over one prompt hold in the end, its full blocks shared.
+
+    Each one's last token is sampled and never written.
+    """
+    whole = blocks_for_tokens(prompt_tokens + output_tokens - 1, block_size)
+    shared = prompt_tokens // block_size if width > 1 else 0
+    return shared + width * (whole - shared)
 
 
 def blocks_for_bytes(kv_bytes: int, *, block_size: int, bytes_per_token: int) -> int:
@@ -77,3 +99,85 @@ def check_pool_holds(num_blocks: int, block_size: int, max_model_len: int) -> No
             f" {num_blocks - 1} (num_blocks={num_blocks} less the null block): raise num_blocks or"
             f" kv_cache_gib, or lower max_model_len to {max_tokens_of_pool(num_blocks, block_size)}."
         )
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """A pool and what it holds. num_blocks counts the null block, which holds nothing."""
+
+    num_blocks: int
+    block_size: int
+    kv: KVShape
+    max_model_len: int
+    """Tokens that one sequence may have, prompt and answer."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """All but the null block."""
+        return max(self.num_blocks - 1, 0)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, keys and values of every layer."""
+        return self.block_size * self.kv.bytes_per_token
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pool takes, the null block included."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the usable blocks hold."""
+        return self.usable_blocks * self.block_size
+
+    @property
+    def longest_at_once(self) -> float:
+        """Sequences of max_model_len tokens that fit at once."""
+        return self.usable_blocks / max(blocks_for_tokens(self.max_model_len, self.block_size), 1)
+
+    def describe(self, weight_bytes: int) -> str:
+        """The ledger of a start, in a line."""
+        return (
+            f"weights {format_bytes(weight_bytes)}; KV cache {self.kv.written_out} a token,"
+            f" {self.usable_blocks:,} blocks of {self.block_size} tokens = {self.num_tokens:,} tokens,"
+            f" {format_bytes(self.usable_blocks * self.block_bytes)}: {self.longest_at_once:,.1f} sequences"
+            f" of max_model_len={self.max_model_len:,} tokens at once"
+        )
+
+
+def longest_sequence(asked: int | None, limit: int, *, num_blocks: int | None, block_size: int) -> int:
+    """max_model_len before the pool is sized: as asked, else the model's limit, or a given pool's if less."""
+    if asked is not None and asked > limit:
+        raise InvalidArgument.of("max_model_len", asked, f"{limit} at most, the model's own limit")
+    if asked is None and num_blocks is not None:
+        return min(limit, max_tokens_of_pool(num_blocks, block_size))
+    return asked or limit
+
+
+def size_pool(
+    *,
+    asked_len: int | None,
+    limit: int,
+    num_blocks: int | None,
+    kv_cache_gib: float | None,
+    default_bytes: Callable[[], int],
+    max_num_seqs: int,
+    block_size: int,
+    kv: KVShape,
+) -> PoolSize:
+    """The pool of an engine with these options, and the longest sequence that goes with it.
+
+    asked_len: the option max_model_len; limit: the model's own. A size that was given gets no headroom:
+    num_blocks as it is, or what fits into kv_cache_gib. Otherwise it is what fits into default_bytes(), and
+    no more than max_num_seqs sequences of the longest length need. check_pool_holds tells whether it will do.
+    """
+    longest = longest_sequence(asked_len, limit, num_blocks=num_blocks, block_size=block_size)
+    if num_blocks is None:
+        kv_bytes = default_bytes() if kv_cache_gib is None else int(kv_cache_gib * GIB)
+        num_blocks = blocks_for_bytes(kv_bytes, block_size=block_size, bytes_per_token=kv.bytes_per_token)
+        if kv_cache_gib is None:
+            num_blocks = min(num_blocks, max_num_seqs * blocks_for_tokens(longest, block_size) + 1)
+    if asked_len is None:
+        longest = max(0, min(longest, max_tokens_of_pool(num_blocks, block_size)))
+    return PoolSize(num_blocks, block_size, kv, longest)

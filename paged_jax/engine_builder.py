@@ -13,10 +13,10 @@ from paged_jax.buckets import Buckets
 from paged_jax.capacity import (
     GIB,
     KVShape,
-    blocks_for_bytes,
-    blocks_for_tokens,
+    PoolSize,
     check_pool_holds,
-    max_tokens_of_pool,
+    longest_sequence,
+    size_pool,
 )
 from paged_jax.compilation_cache import enable_compilation_cache
 from paged_jax.engine import Engine
@@ -45,11 +45,12 @@ NOMINAL_RATES = {"cpu": (1e11, 5e9), "gpu": (2e14, 2e10)}
 
 
 class BuiltEngine(NamedTuple):
-    """An engine, the model that it runs, what a token of it takes, and what was compiled ahead, if it was."""
+    """An engine, the model that it runs, its pool's size, and what was compiled ahead, if it was."""
 
     engine: Engine
     loaded: LoadedModel
     kv_shape: KVShape
+    pool: PoolSize
     warm_up: WarmUp | None
 
 
@@ -68,7 +69,10 @@ def build_engine(
             progress=progress,
         )
     config = loaded.config
-    max_model_len = _max_model_len(options, config.max_position_embeddings)
+    limit = config.max_position_embeddings
+    longest = longest_sequence(
+        options.max_model_len, limit, num_blocks=options.num_blocks, block_size=options.block_size
+    )
     dtype = loaded.decoder.embed.embedding.dtype
     cache_dtype = kv_dtype(dtype)
     kv = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, cache_dtype.itemsize)
@@ -78,7 +82,7 @@ def build_engine(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_prefill_seqs=max_prefill_seqs,
-        max_model_len=max_model_len,
+        max_model_len=longest,
         block_size=options.block_size,
         # XLA's CPU backend takes several times longer over one bfloat16 row than over eight.
         min_rows=8 if jax.default_backend() == "cpu" and dtype != jnp.float32 else 1,
@@ -86,13 +90,20 @@ def build_engine(
         prefill_chunk=chunk,
     )
     runner = ModelRunner(loaded.decoder, buckets, options.implementation, logprobs_mode=options.logprobs_mode)
-    num_blocks = options.num_blocks or _num_blocks(options, runner, kv, cache_dtype, max_model_len)
-    if options.max_model_len is None:
-        max_model_len = min(max_model_len, max_tokens_of_pool(num_blocks, options.block_size))
-    check_pool_holds(num_blocks, options.block_size, max_model_len)
-    check_memory_for(num_blocks * options.block_size * kv.bytes_per_token)
+    pool = size_pool(
+        asked_len=options.max_model_len,
+        limit=limit,
+        num_blocks=options.num_blocks,
+        kv_cache_gib=options.kv_cache_gib,
+        default_bytes=lambda: _default_bytes(runner, kv, options.block_size, cache_dtype),
+        max_num_seqs=options.max_num_seqs,
+        block_size=options.block_size,
+        kv=kv,
+    )
+    num_blocks, block_bytes = pool.num_blocks, pool.block_bytes
+    check_pool_holds(num_blocks, options.block_size, pool.max_model_len)
+    check_memory_for(pool.num_bytes)
     allocator = BlockAllocator(num_blocks, options.block_size, audit=options.kv_audit)
-    block_bytes = options.block_size * kv.bytes_per_token
     num_host_blocks = (
         0 if options.preemption_mode == "recompute" else int(options.swap_space_gib * GIB) // block_bytes
     )
@@ -128,7 +139,7 @@ def build_engine(
         scheduler,
         loaded.tokenizer,
         vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
+        max_model_len=pool.max_model_len,
         eos_ids=loaded.generation.eos_ids,
         seed=options.seed,
     )
@@ -136,7 +147,7 @@ def build_engine(
     if options.warm_up:
         with track_programs(show_progress) as programs_progress:
             warm_up = runner.warm_up(programs_progress)
-    return BuiltEngine(engine, loaded, kv, warm_up)
+    return BuiltEngine(engine, loaded, kv, pool, warm_up)
 
 
 def _invariant_chunk(options: EngineOptions) -> int:
@@ -164,27 +175,10 @@ def weights_dtype(asked: str, stated: str) -> jnp.dtype:
     return jnp.dtype(asked)
 
 
-def _max_model_len(options: EngineOptions, limit: int) -> int:
-    asked = options.max_model_len
-    if asked is not None and asked > limit:
-        raise InvalidArgument.of("max_model_len", asked, f"{limit} at most, the model's own limit")
-    if asked is None and options.num_blocks is not None:
-        return min(limit, max_tokens_of_pool(options.num_blocks, options.block_size))
-    return asked or limit
-
-
-def _num_blocks(
-    options: EngineOptions, runner: ModelRunner, kv: KVShape, dtype: jnp.dtype, max_model_len: int
-) -> int:
-    """Blocks for the size that was asked for, or for the default one, which no batch can outgrow."""
-    block_size = options.block_size
-    if options.kv_cache_gib is not None:
-        kv_bytes = int(options.kv_cache_gib * GIB)
-        return blocks_for_bytes(kv_bytes, block_size=block_size, bytes_per_token=kv.bytes_per_token)
+def _default_bytes(runner: ModelRunner, kv: KVShape, block_size: int, dtype: jnp.dtype) -> int:
+    """Bytes for the pool where no size was given."""
     temporaries = 0
     if jax.default_backend() != "cpu":  # they do not depend on the pool's size, so a tiny one tells them
         probe = jax.eval_shape(lambda: allocate_cache(kv, num_blocks=2, block_size=block_size, dtype=dtype))
         temporaries = runner.largest_temporaries(probe)
-    kv_bytes = kv_bytes_by_default(temporaries)
-    fits = blocks_for_bytes(kv_bytes, block_size=block_size, bytes_per_token=kv.bytes_per_token)
-    return min(fits, options.max_num_seqs * blocks_for_tokens(max_model_len, block_size) + 1)
+    return kv_bytes_by_default(temporaries)

@@ -59,7 +59,7 @@ class EngineOptions:
         if self.seed is not None:
             self._integer("seed", 0)
         if self.kv_audit is not None and not isinstance(self.kv_audit, AuditLog):
-            raise InvalidArgument.of("kv_audit", self.kv_audit, "a paged_jax.audit.AuditLog, or None")
+            raise InvalidArgument.of("kv_audit", self.kv_audit, "a path, an AuditLog or None")
         size = self.kv_cache_gib
         if size is not None:
             if not _is_size(size) or size == 0:

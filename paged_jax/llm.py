@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from paged_jax.audit import AuditLog
+from paged_jax.audit_file import audit_log
 from paged_jax.beam_params import BeamSearchParams
-from paged_jax.capacity import blocks_for_tokens, format_bytes
+from paged_jax.capacity import format_bytes
 from paged_jax.engine import Engine
 from paged_jax.engine_builder import build_engine
 from paged_jax.engine_options import EngineOptions
@@ -56,7 +57,8 @@ class LLM:
     implementation: of the paged attention. "auto": the Triton kernels on an NVIDIA GPU where they support
     the model's shapes, else XLA; "triton": those kernels or an error (interpreted, slowly, off a GPU);
     "xla": never them.
-    kv_audit: a log that gets a record of all that happens to each block.
+    kv_audit: a path to which a record of all that happens to each block is written, for `paged-jax audit`
+    (an AuditFile, to say how large the files may get), or an AuditLog, which keeps them in memory.
     seed: makes the choices of unseeded requests repeatable from one LLM to the next.
 
     Threads may share it: calls from several run one after the other. use_tqdm shows bars while weights load
@@ -82,7 +84,7 @@ class LLM:
         logprobs_mode: Literal["raw", "processed"] = "raw",
         warm_up: bool = True,
         implementation: Literal["auto", "triton", "xla"] = "auto",
-        kv_audit: AuditLog | None = None,
+        kv_audit: AuditLog | str | os.PathLike[str] | None = None,
         seed: int | None = None,
         use_tqdm: bool = True,
     ) -> None:
@@ -101,12 +103,13 @@ class LLM:
             logprobs_mode=logprobs_mode,
             warm_up=warm_up,
             implementation=implementation,
-            kv_audit=kv_audit,
+            kv_audit=audit_log(kv_audit),
             seed=seed,
         )
         built = build_engine(model, options, show_progress=use_tqdm)
         self.engine: Engine = built.engine
         self.kv_shape = built.kv_shape
+        self.pool = built.pool
         self.tokenizer = built.loaded.tokenizer
         self.generation_defaults = built.loaded.generation
         self._request_ids = itertools.count()
@@ -123,16 +126,15 @@ class LLM:
 
     def describe(self) -> str:
         """One line on what the weights take, and the pool and the swap space hold."""
-        allocator, scheduler = self.engine.allocator, self.engine.scheduler
-        usable, block_bytes = allocator.num_blocks - 1, self.engine.runner.block_bytes
-        at_once = usable / blocks_for_tokens(self.max_model_len, allocator.block_size)
+        scheduler = self.engine.scheduler
         swap = scheduler.preemption.space.num_blocks
         return (
-            f"weights {format_bytes(self.engine.runner.weight_bytes)}; KV cache {usable:,} blocks of"
-            f" {allocator.block_size} tokens = {usable * allocator.block_size:,} tokens,"
-            f" {format_bytes(usable * block_bytes)}: {at_once:,.1f} sequences of max_model_len="
-            f"{self.max_model_len:,} tokens at once; "
-            + (f"swap space {swap:,} blocks, {format_bytes(swap * block_bytes)}" if swap else "no swap space")
+            f"{self.pool.describe(self.engine.runner.weight_bytes)}; "
+            + (
+                f"swap space {swap:,} blocks, {format_bytes(swap * self.pool.block_bytes)}"
+                if swap
+                else "no swap space"
+            )
             + f"; prefix caching {'off' if scheduler.prefix_cache is None else 'on'}"
         )
 

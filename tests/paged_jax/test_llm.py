@@ -620,7 +620,7 @@ def test_an_error_within_the_context_passes_through_and_closes(tiny_path):
         ("max_num_batched_tokens", [0, -1, True, 1.5, None]),
         ("dtype", ["int8", "fp16", "", None, 32, ["float32"], float]),
         ("seed", [-1, True, 1.5, "1", [1]]),
-        ("kv_audit", [True, [], "log"]),
+        ("kv_audit", [True, [], "no-such-folder/log", "."]),
         ("enable_prefix_caching", [0, None, "yes"]),
         ("preemption_mode", ["", None, "swop"]),
         ("swap_space_gib", [-1, True, "1", None]),
@@ -725,8 +725,8 @@ def test_the_audit_log_sees_what_every_block_went_through(tiny_path):
     assert {record.owner for record in audit} == {output.request_id for output in outputs}
     steps = [record.step for record in audit]
     assert steps == sorted(steps)
-    assert steps[0] >= 1
-    assert steps[-1] > steps[0]
+    assert steps[0] == 0  # where they arrive
+    assert steps[-1] > 1
 
 
 def test_describe_says_what_the_memory_holds(tiny):
