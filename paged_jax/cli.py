@@ -15,7 +15,10 @@ import typer
 from paged_jax import __version__
 from paged_jax import cli_options as options
 from paged_jax.beam_params import BeamSearchParams
+from paged_jax.cli_audit import audit
 from paged_jax.cli_output import answers, records
+from paged_jax.cli_plan import plan
+from paged_jax.cli_simulate import simulate
 from paged_jax.errors import InvalidArgument, InvalidPrompt, PagedJaxError
 from paged_jax.notes import note
 from paged_jax.outputs import CutAnswers
@@ -32,6 +35,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(audit)
+app.command()(plan)
+app.command()(simulate)
 
 
 def _show_version(wanted: bool) -> None:

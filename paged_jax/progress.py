@@ -12,6 +12,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -59,5 +60,20 @@ def track_requests(total: int, enabled: bool) -> Iterator[Callable[[int, int, fl
         def update(finished: int, tokens: int, utilization: float) -> None:
             speed = tokens / max(monotonic() - start, 1e-6)
             bar.update(task, completed=finished, speed=speed, utilization=utilization)
+
+        yield update
+
+
+@contextmanager
+def track_simulation(num_requests: int, enabled: bool) -> Iterator[Callable[[str, int], None]]:
+    """A bar over the requests of one run after another; its callback takes (which run, requests ended)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _progress(*columns, enabled=enabled) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def update(run: str, ended: int) -> None:
+            if run not in tasks:
+                tasks[run] = bar.add_task(run, total=num_requests)
+            bar.update(tasks[run], completed=ended)
 
         yield update
