@@ -225,7 +225,7 @@ def _plot(compared: list[Compared], setting: Setting, folder: Path) -> None:
 
     for one in compared:
         inner = folder if len(compared) == 1 else folder / f"reservation-{one.work.reservation}"
-        for path in plot_runs(one.runs, one.work.lengths, setting.slots, inner):
+        for path in plot_runs(one.runs, one.work.final_tokens, setting.slots, inner):
             note(f"drew {path}")
 
 

@@ -55,7 +55,7 @@ class Variant:
     def name(self) -> str:
         """For a table."""
         if self.strategy == "paged":
-            return f"paged, {self.preemption}" + (" free" if self.free_recompute else "")
+            return f"paged {self.block_size}, {self.preemption}" + (" free" * self.free_recompute)
         return self.strategy + ("" if self.fragments else ", no holes")
 
 
@@ -131,7 +131,7 @@ def run_variant(
         name,
         variant.block_size,
         outcome,
-        mean_length=float(work.lengths.mean()),
+        mean_length=float(work.final_tokens.mean()),
         bytes_per_token=setting.bytes_per_token,
     )
     return Run(variant, summary, outcome.series)

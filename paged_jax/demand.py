@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_jax.request_trace import Trace
+from paged_jax.tail_waste import TailWaste
+
+ADMITTED_SHARE = 0.99
+"""Of the requests, that the smallest sensible reservation of a maximum admits."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,7 @@ class Demand:
 
     def tail_waste(self, block_size: int) -> float:
         """Share of all slots that stays empty when the requests end: 1 - sum of tokens / sum of slots."""
-        slots = self.final_blocks(block_size).sum() * block_size
-        return 1 - float(self.final_tokens.sum() / slots) if slots else 0.0
+        return TailWaste.of(self.final_tokens, block_size).aggregate
 
     def peak_blocks(self, concurrency: int, block_size: int) -> int:
         """The most blocks that so many requests, one after the other in the trace, hold at their ends."""
@@ -60,9 +63,9 @@ class Demand:
         # A trace shorter than the concurrency is repeated as often as it takes.
         return peak if together == concurrency else -(-peak * concurrency // together)
 
-    def reservation(self, share: float = 0.99) -> int:
-        """Tokens of the smallest reservation that is enough for such a share of the requests."""
-        return int(np.quantile(self.trace.total_tokens, share, method="inverted_cdf"))
+    def reservation(self) -> int:
+        """Tokens of the smallest reservation that is enough for 99 % of the requests."""
+        return int(np.quantile(self.trace.total_tokens, ADMITTED_SHARE, method="inverted_cdf"))
 
     def at_once(
         self, seconds_per_step: Callable[[int], float], *, busy_share: float, most: int

@@ -34,7 +34,7 @@ class Comparison:
     @classmethod
     def of(cls, pool: PoolSize, demand: Demand) -> Self:
         """Of a pool and the requests that it is for."""
-        enough = demand.reservation(0.99)
+        enough = demand.reservation()
         return cls(
             pool.max_model_len,
             pool.usable_blocks / demand.mean_held_blocks(pool.block_size),

@@ -22,7 +22,8 @@ class QueueOnlyScheduler(Scheduler):
         super().add(request)
 
     def _missing(self, request: Request) -> int:
-        held = len({block for sequence in request.sequences for block in sequence.table.blocks})
+        tables = [sequence.table.blocks for sequence in request.sequences]
+        held = len(tables[0]) if len(tables) == 1 else len(set().union(*tables))
         return max(self._in_all(request) - held, 0)
 
     def _kept_free(self, num_seqs: int) -> int:

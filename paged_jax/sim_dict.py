@@ -7,9 +7,10 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from paged_jax.comparison import Run, Setting
+from paged_jax.comparison import Run, Setting, Variant
 from paged_jax.request_trace import Trace
-from paged_jax.sim_summary import Summary, TailWaste
+from paged_jax.sim_summary import Summary
+from paged_jax.tail_waste import TailWaste
 from paged_jax.workload import Workload
 
 
@@ -45,7 +46,7 @@ def simulation_dict(
                 "accepted": len(one.work.requests),
                 "dropped": [{"requests": count, "reason": reason} for count, reason in one.work.dropped],
                 "runs": [asdict(run.variant) | asdict(run.summary) for run in one.runs],
-                "tail_waste": [asdict(TailWaste.of(one.work.lengths, size)) for size in block_sizes],
+                "tail_waste": [asdict(TailWaste.of(one.work.final_tokens, size)) for size in block_sizes],
             }
             for one in compared
         ],
@@ -53,13 +54,13 @@ def simulation_dict(
 
 
 def simulation_csv(compared: Iterable[Compared]) -> str:
-    """One line a run, under the names of Summary's fields."""
+    """One line a run, under the names of Variant's and Summary's fields."""
     text = io.StringIO()
-    names = ["reservation", "accepted", *(field.name for field in fields(Summary))]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    names = dict.fromkeys(field.name for kind in (Variant, Summary) for field in fields(kind))
+    writer = csv.DictWriter(text, ["reservation", "accepted", *names], lineterminator="\n")
     writer.writeheader()
     for one in compared:
         shared = {"reservation": one.work.reservation, "accepted": len(one.work.requests)}
         for run in one.runs:
-            writer.writerow(shared | asdict(run.summary))
+            writer.writerow(shared | asdict(run.variant) | asdict(run.summary))
     return text.getvalue()

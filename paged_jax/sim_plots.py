@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paged_jax.comparison import Run
+from paged_jax.comparison import Run, Variant
 from paged_jax.errors import InvalidArgument
 from paged_jax.sim_series import StepSeries
-from paged_jax.sim_summary import TailWaste
+from paged_jax.tail_waste import TailWaste
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def plot_runs(runs: Sequence[Run], lengths: np.ndarray, slots: int, folder: Path
     """Memory over time by strategy, utilization, waste of last blocks, concurrency. Returns the files."""
     pyplot = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
-    shown = list({run.summary.strategy: run for run in reversed(runs)}.values())[::-1]
+    shown = list({_kind(run): run for run in reversed(runs)}.values())[::-1]
     written = []
     for name, rows, draw in (
         ("memory", len(shown), lambda figure: _memory(figure, shown, slots)),
@@ -81,7 +82,7 @@ def _memory(figure: Figure, runs: Sequence[Run], slots: int) -> None:
             colors=[BLUE, ORANGE, GREY],
         )
         axes.axhline(slots, color="black", linewidth=1, linestyle="--", label="all of the memory")
-        axes.set_title(_name(run), loc="left", fontsize="medium")
+        axes.set_title(run.summary.name, loc="left", fontsize="medium")
     all_axes[-1].set_xlabel("time (s)")
     figure.supylabel("slots (tokens)")
     figure.legend(
@@ -100,7 +101,7 @@ def _utilization(axes: Axes, runs: Sequence[Run]) -> None:
             color=COLOURS[place % len(COLOURS)],
             markersize=3,
             alpha=0.4,
-            label=_name(run),
+            label=run.summary.name,
         )
     axes.set(
         xlabel="sequences that hold memory",
@@ -131,7 +132,7 @@ def _waste(axes: Axes, lengths: np.ndarray) -> None:
 
 
 def _concurrency(axes: Axes, runs: Sequence[Run]) -> None:
-    names = [_name(run) for run in runs]
+    names = [run.summary.name for run in runs]
     means = [run.summary.concurrency_mean for run in runs]
     colors = [BLUE if run.summary.block_size else ORANGE for run in runs]
     bars = axes.barh(names, means, color=colors)
@@ -140,6 +141,6 @@ def _concurrency(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set(xlabel="sequences that hold memory, mean over time", title="Concurrency by strategy")
 
 
-def _name(run: Run) -> str:
-    size = run.summary.block_size
-    return run.summary.strategy + (f", blocks of {size}" if size else "")
+def _kind(run: Run) -> Variant:
+    """What it is but for its block size, which a picture of memory hardly shows."""
+    return replace(run.variant, block_size=None)

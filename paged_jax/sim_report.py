@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +14,8 @@ from paged_jax.capacity import format_bytes
 from paged_jax.request_trace import Trace
 from paged_jax.sim_dict import Compared
 from paged_jax.sim_setting import Ground
-from paged_jax.sim_summary import Summary, TailWaste
+from paged_jax.sim_summary import Summary
+from paged_jax.tail_waste import TailWaste
 
 Column = tuple[str, Callable[[Summary], str]]
 
@@ -44,8 +47,8 @@ RUNNING: tuple[Column, ...] = (
 )
 MEMORY: tuple[Column, ...] = (
     ("holds a\ntoken", lambda one: f"{one.utilization:.1%}"),
-    ("1 - B /\n(2 x mean)", _expected),
-    ("reserved\nfor later", lambda one: f"{one.reservation_waste:.1%}"),
+    ("1 - B/\n(2 mean)", _expected),
+    ("for\nlater", lambda one: f"{one.reservation_waste:.1%}"),
     ("never\nwritten", lambda one: f"{one.internal_waste:.1%}"),
     ("holes", lambda one: f"{one.external_waste:.1%}"),
 )
@@ -75,27 +78,31 @@ def events_table(summaries: Sequence[Summary]) -> Table | None:
 
 
 def _table(summaries: Sequence[Summary], title: str, columns: Sequence[Column]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("strategy", no_wrap=True)
-    for name in ("block\nsize", *(name for name, _ in columns)):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _empty(title, "strategy", *(name for name, _ in columns))
     for one in summaries:
-        size = "-" if one.block_size is None else str(one.block_size)
-        table.add_row(one.strategy, size, *(shown(one) for _, shown in columns))
+        table.add_row(one.name, *(shown(one) for _, shown in columns))
+    return table
+
+
+def _empty(title: str, *columns: str) -> Table:
+    """Narrow enough for 80 columns."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
     return table
 
 
 def tail_table(lengths: np.ndarray, block_sizes: Sequence[int]) -> Table:
     """Waste of last blocks at full length, beside the two rules for it."""
-    table = Table(title="waste of partly filled last blocks, at full length", title_justify="left")
-    for name in (
+    table = _empty(
+        "waste of partly filled last blocks, at full length",
         "block\nsize",
         "all slots",
-        "B /\n(2 x mean)",
-        "(B-1) /\n(2 x mean + B-1)",
+        "B/\n(2 mean)",
+        "(B-1)/\n(2 mean + B-1)",
         "mean of\nrequests",
-    ):
-        table.add_column(name, justify="right")
+    )
     for size in block_sizes:
         waste = TailWaste.of(lengths, size)
         shares = (waste.aggregate, waste.rule, waste.closer_rule, waste.per_request)
@@ -107,7 +114,8 @@ def print_simulation(
     requests: Trace, ground: Ground, compared: Sequence[Compared], block_sizes: Sequence[int], seconds: float
 ) -> None:
     """All tables, and what they are of. seconds: that the runs took."""
-    say = Console(highlight=False, markup=False, emoji=False).print
+    console = Console(highlight=False, markup=False, emoji=False)
+    say = partial(console.print, soft_wrap=True)
     mean = f"{requests.prompt_tokens.mean():,.0f} + {requests.output_tokens.mean():,.0f} tokens on average"
     say(
         f"{requests.source}: {len(requests):,} requests, {mean}"
@@ -123,13 +131,21 @@ def print_simulation(
         for count, why in one.work.dropped:
             say(f"{count:,} requests dropped for all strategies: {why}")
         summaries = [run.summary for run in one.runs]
-        say(running_table(summaries, f"{len(one.work.requests):,} requests, the same for all"))
-        say(memory_table(summaries))
+        console.print(running_table(summaries, f"{len(one.work.requests):,} requests, the same for all"))
+        console.print(memory_table(summaries))
         if (events := events_table(summaries)) is not None:
-            say(events)
-        say(tail_table(one.work.lengths, block_sizes))
+            console.print(events)
+        console.print(tail_table(one.work.final_tokens, block_sizes))
         most = ground.setting.max_num_seqs
         if any(summary.concurrency_peak >= most for summary in summaries):
             say(f"--max-num-seqs held some of them back: no more than {most:,} sequences ran at once")
-    tokens = sum(run.summary.generated_tokens for one in compared for run in one.runs)
-    say(f"simulated {tokens:,} token-steps in {seconds:.1f} s: {tokens / max(seconds, 1e-9):,.0f} a second")
+    say(_speed([run.summary for one in compared for run in one.runs], seconds))
+
+
+def _speed(summaries: Sequence[Summary], seconds: float) -> str:
+    prompts = sum(one.prompt_tokens + one.recomputed_tokens for one in summaries)
+    generated = sum(one.generated_tokens for one in summaries)
+    return (
+        f"simulated {prompts:,} prompt and {generated:,} generated tokens in {seconds:.1f} s:"
+        f" {(prompts + generated) / max(seconds, 1e-9):,.0f} a second"
+    )

@@ -13,17 +13,18 @@ from paged_jax.simulator import Outcome
 class Summary:
     """One strategy's figures. Shares are of the slots that it kept from others, weighted by time.
 
-    strategy, block_size: None for a contiguous one. concurrency_mean, _peak: sequences that held memory.
-    utilization: share of the slots that held a token; reservation_waste: to be written later by their
+    name: of its row; block_size: None for a contiguous one. concurrency_mean, _peak: sequences that held
+    memory. utilization: share of the slots that held a token; reservation_waste: to be written later by their
     holder; internal_waste: never to be written; external_waste: free, but in no hole that was large enough
     for who waited first. tokens_per_second: generated, under the step-time model. queue_delay_p50, _p99:
     seconds. seconds: from the first step to the last token. expected_utilization: 1 - block size / (2 x mean
     length), of a paged one. swapped_bytes: None where no model says how many a token has.
     """
 
-    strategy: str
+    name: str
     block_size: int | None
     requests: int
+    prompt_tokens: int
     generated_tokens: int
     concurrency_mean: float
     concurrency_peak: int
@@ -46,23 +47,24 @@ class Summary:
     @classmethod
     def of(
         cls,
-        strategy: str,
+        name: str,
         block_size: int | None,
         outcome: Outcome,
         *,
         mean_length: float,
         bytes_per_token: int | None = None,
     ) -> Summary:
-        """Of a run that has ended. mean_length: tokens of a request, prompt and answer."""
+        """Of a run that has ended. mean_length: tokens that a request has stored when it ends."""
         series = outcome.series
         reserved, written = series.mean("reserved"), series.mean("written")
         ahead, stranded = series.mean("ahead"), series.mean("stranded")
         kept = reserved + stranded or 1.0
         delays = outcome.queue_delays or [0.0]
         return cls(
-            strategy=strategy,
+            name=name,
             block_size=block_size,
             requests=len(outcome.latencies),
+            prompt_tokens=outcome.prompt_tokens,
             generated_tokens=outcome.generated_tokens,
             concurrency_mean=series.mean("running"),
             concurrency_peak=int(series.peak("running")),
@@ -81,33 +83,4 @@ class Summary:
             queue_delay_p99=float(np.percentile(delays, 99)),
             tokens_per_second=outcome.generated_tokens / (series.total_seconds or 1.0),
             seconds=series.total_seconds,
-        )
-
-
-@dataclass(frozen=True)
-class TailWaste:
-    """What the partly filled last blocks of sequences waste, at their full lengths.
-
-    aggregate: 1 - tokens / slots, over all requests together; per_request: the mean of each one's own share,
-    which short requests raise. rule: block_size / (2 x mean length); closer_rule: (block_size - 1) /
-    (2 x mean length + block_size - 1). Both rules are of the aggregate.
-    """
-
-    block_size: int
-    aggregate: float
-    per_request: float
-    rule: float
-    closer_rule: float
-
-    @classmethod
-    def of(cls, lengths: np.ndarray, block_size: int) -> TailWaste:
-        """lengths: tokens of each request, int [n]."""
-        slots = -(-lengths // block_size) * block_size
-        mean = float(lengths.mean())
-        return cls(
-            block_size=block_size,
-            aggregate=1 - float(lengths.sum() / slots.sum()),
-            per_request=float((1 - lengths / slots).mean()),
-            rule=block_size / (2 * mean),
-            closer_rule=(block_size - 1) / (2 * mean + block_size - 1),
         )

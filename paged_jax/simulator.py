@@ -175,10 +175,18 @@ class Simulation:
         tokens = [_made_up_token(sequence) for sequence in schedule.decode]
         beams = any(sequence.request.beams for sequence in schedule.decode)
         scores = made_up_scores(schedule.decode) if beams else None
+        found = self._may_be_found_by_others()
         update = scheduler.update(schedule, Sampled(tokens, None, scores))
         ended = list(dict.fromkeys(s.request for s in update.advanced if s.is_finished))
         self._end(ended)
-        self._quiet = _is_quiet(schedule, scheduler) and not ended
+        self._quiet = _is_quiet(schedule, scheduler, ended, found)
+
+    def _may_be_found_by_others(self) -> bool:
+        """Whether the step that ends may offer blocks of a prompt, which a waiting request may begin with."""
+        if not self.options.prefix_caching or not self.scheduler.waiting:
+            return False
+        size, running = self.options.block_size, self.scheduler.queues.running_sequences
+        return any(s.num_registered < len(s.request.prompt_token_ids) // size for s in running)
 
     def _window(self) -> DecodeWindow | None:
         """The stretch of steps from here in which nothing is to be decided."""
@@ -268,7 +276,17 @@ def _made_up_token(sequence: Sequence) -> int:
     return -1 - (sequence.request.arrival << 20) - sequence.index
 
 
-def _is_quiet(schedule: Schedule, scheduler: Scheduler) -> bool:
-    """Whether the step did nothing but let every running sequence decode, each into a block of its own."""
+def _is_quiet(schedule: Schedule, scheduler: Scheduler, ended: list[Request], found: bool) -> bool:
+    """Whether the next step can do nothing but let every running sequence decode, each into its own block.
+
+    Where nobody waits, and no sequence has siblings, a step without prefill can do nothing else. Otherwise
+    the step that is over tells: it did nothing else, and left the next one nothing to admit. found: whether
+    it offered blocks that a request which waits may begin with.
+    """
+    queues = scheduler.queues
+    if not queues.decoding or queues.prefilling:
+        return False
+    if not scheduler.waiting and all(request.max_sequences == 1 for request in queues.running):
+        return True
     busy = schedule.prefill or schedule.placed or schedule.copies or schedule.preempted or schedule.swap_in
-    return bool(schedule.decode) and not busy and not scheduler.queues.prefilling
+    return bool(schedule.decode) and not (busy or ended or found)

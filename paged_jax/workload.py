@@ -9,12 +9,10 @@ import numpy as np
 
 from paged_jax.capacity import blocks_for_samples
 from paged_jax.contiguous import Reservation, slots_reserved
+from paged_jax.demand import Demand
 from paged_jax.errors import InvalidArgument
 from paged_jax.request_trace import Trace
 from paged_jax.sim_request import SimRequest
-
-ADMITTED_SHARE = 0.99
-"""Of the trace's requests, that the default reservation of the maximum admits."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,9 @@ class Workload:
     dropped: list[tuple[int, str]]
 
     @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each, prompt and answer, int64 [n]."""
-        return np.array([request.prompt_tokens + request.output_tokens for request in self.requests])
+    def final_tokens(self) -> np.ndarray:
+        """int64 [n]: slots that each uses when it ends; its last token is sampled but never written."""
+        return np.array([request.prompt_tokens + request.output_tokens - 1 for request in self.requests])
 
 
 def replayed(trace: Trace, *, speed: float = 1.0, first: int | None = None) -> Trace:
@@ -75,11 +73,6 @@ def replayed(trace: Trace, *, speed: float = 1.0, first: int | None = None) -> T
     )
 
 
-def default_reservation(trace: Trace) -> int:
-    """The smallest that admits 99 % of a trace's requests, in tokens."""
-    return int(np.quantile(trace.total_tokens, ADMITTED_SHARE, method="inverted_cdf"))
-
-
 def make_workload(
     trace: Trace,
     *,
@@ -95,7 +88,7 @@ def make_workload(
     They fit a memory of so many slots in blocks of each of these sizes, and what each of the reservations
     takes for them. reservation: tokens of "max"; None: the default. InvalidArgument where none is left.
     """
-    most = default_reservation(trace) if reservation is None else reservation
+    most = Demand(trace).reservation() if reservation is None else reservation
     prompts, answers = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
     fits: list[int] = []
     too_large = too_long = too_wide = 0

@@ -37,6 +37,7 @@ HOST = {
     "known_models",
     "trace_formats",
     "request_trace",
+    "tail_waste",
     "demand",
     "decode_roofline",
     "block_sizes",

@@ -59,7 +59,7 @@ def test_an_llm_takes_a_path(tiny_path, tmp_path):
 
 def test_closing_an_llm_ends_what_still_ran_and_says_so(tiny_path, tmp_path):
     with load(tiny_path, kv_audit=tmp_path / "log") as llm:
-        llm.engine.add(llm.engine.make_request("a", "Hello", SamplingParams(max_tokens=20)))
+        llm.engine.add(llm.engine.make_request("a", "Hello", SamplingParams(max_tokens=20, ignore_eos=True)))
         llm.engine.step()
         assert report_of(tmp_path / "log").running == {"a": 2}
     *_, last = AuditReader(tmp_path / "log")

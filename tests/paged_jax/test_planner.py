@@ -229,7 +229,7 @@ def test_the_expected_waste_describes_the_aggregate_better_than_the_rule_of_thum
 def test_the_least_reservation_for_99_percent_admits_as_many_and_one_token_less_does_not():
     totals = np.arange(2, 1002)
     demand = Demand(trace_of(*((0, 1, int(total) - 1) for total in totals)))
-    enough = demand.reservation(0.99)
+    enough = demand.reservation()
     assert (totals <= enough).mean() >= 0.99 > (totals <= enough - 1).mean()
 
 
