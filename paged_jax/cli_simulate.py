@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,9 @@ from paged_jax.cli_trace import (
     Std,
     Tokenizer,
     TraceFile,
-    numbers_of,
     trace_of,
 )
+from paged_jax.cli_values import choices_of, numbers_of, whole_numbers_of
 from paged_jax.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paged_jax.step_time import StepTime
     from paged_jax.workload import Sharing
 
-T = TypeVar("T", bound=str)
+STEP_TIME = "one to four numbers of seconds: FIXED,PER_TOKEN,PER_CACHED_TOKEN,PER_SWAPPED_TOKEN"
 
 Model = Annotated[
     str | None, typer.Option(help="As in plan: with --device or --kv-cache-gib it says how much memory.")
@@ -117,26 +117,33 @@ def simulate(
     from paged_jax.comparison import PREEMPTS, STRATEGIES, variants
     from paged_jax.engine_options import EngineOptions
     from paged_jax.request_trace import MAX_TOKENS
+    from paged_jax.step_time import StepTime
     from paged_jax.workload import Sharing, replayed
 
     if as_json and as_csv:
         raise InvalidArgument("--json and --csv: give one.")
+    if plot is not None:
+        from paged_jax.sim_plots import check_can_plot
+
+        check_can_plot(plot)
     EngineOptions(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    sizes = _whole_numbers("--block-sizes", block_sizes, 1 << 20)
+    sizes = whole_numbers_of("--block-sizes", block_sizes, 1 << 20)
     chosen = list(
         variants(
-            _choices("--strategies", strategies, STRATEGIES),
+            choices_of("--strategies", strategies, STRATEGIES),
             sizes,
-            _choices("--preemption", preemption, PREEMPTS),
+            choices_of("--preemption", preemption, PREEMPTS),
         )
     )
-    reserved = _whole_numbers("--reservation", reservation, MAX_TOKENS) if reservation else [None]
+    reserved = whole_numbers_of("--reservation", reservation, MAX_TOKENS) if reservation else [None]
     sharing = Sharing(n, beam_width, share)
     if sharing.width > max_num_seqs:
         raise InvalidArgument.of(
             "--n or --beam-width", sharing.width, f"{max_num_seqs} (--max-num-seqs) at most"
         )
-    given_time = _step_time(step_time)
+    given_time = (
+        StepTime(*numbers_of("--step-time", step_time, (1, 2, 3, 4), STEP_TIME)) if step_time else None
+    )
     requests = trace_of(
         trace,
         mean_tokens,
@@ -204,8 +211,8 @@ def _compare(
 
     kinds = [kind for kind in {reservation_of(one.strategy) for one in chosen} if kind is not None]
     paged_sizes = block_sizes if any(one.strategy == "paged" for one in chosen) else [1]
-    for reservation in reservations:
-        work = make_workload(
+    works = [
+        make_workload(
             requests,
             slots=setting.slots,
             block_sizes=paged_sizes,
@@ -214,6 +221,9 @@ def _compare(
             sharing=sharing,
             with_token_ids=setting.prefix_caching,
         )
+        for reservation in reservations
+    ]
+    for work in works:
         with track_simulation(len(work.requests), sys.stderr.isatty()) as bar:
             runs = run_all(chosen, work, setting, lambda one, ended: bar(one.name, ended))
             yield Compared(work, list(runs))
@@ -284,31 +294,3 @@ def _ground(
         prefix_caching=prefix_caching,
         step_time=step_time,
     )
-
-
-def _choices(name: str, text: str, known: tuple[T, ...]) -> list[T]:
-    """Names that commas separate, each once; "all" is every one."""
-    if text == "all":
-        return list(known)
-    asked = [part.strip() for part in text.split(",")]
-    for part in asked:
-        if part not in known:
-            raise InvalidArgument.of(name, part, f"all, or one or more of {', '.join(known)}")
-    return [one for one in known if one in asked]
-
-
-def _whole_numbers(name: str, text: str, most: int) -> list[int]:
-    expected = f"whole numbers of tokens from 1 to {most:,}, with commas"
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= most for part in parts):
-        raise InvalidArgument.of(name, text, expected)
-    return list(dict.fromkeys(map(int, parts)))
-
-
-def _step_time(text: str | None) -> StepTime | None:
-    from paged_jax.step_time import StepTime
-
-    if text is None:
-        return None
-    expected = "one to four numbers of seconds: FIXED,PER_TOKEN,PER_CACHED_TOKEN,PER_SWAPPED_TOKEN"
-    return StepTime(*numbers_of("--step-time", text, (1, 2, 3, 4), expected))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paged_jax.cli_values import numbers_of
 from paged_jax.errors import InvalidArgument, TokenizerError
 
 if TYPE_CHECKING:
@@ -61,17 +62,6 @@ def trace_of(
     return made_up_trace(
         num_requests, prompt=prompt, output=answer, requests_per_second=requests_per_second, seed=seed
     )
-
-
-def numbers_of(name: str, text: str, counts: tuple[int, ...], expected: str) -> list[float]:
-    """Numbers that commas separate, as many as one of the counts; InvalidArgument otherwise."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in counts:
-        raise InvalidArgument.of(name, text, expected)
-    return numbers
 
 
 def _lengths(mean: str, std: str) -> tuple[Lengths, Lengths]:

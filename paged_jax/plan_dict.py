@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from paged_jax.planner import Plan
+from paged_jax.request_trace import Trace
 
 SEQUENCE_LENGTHS = (2048, 4096)
 """Tokens of a sequence whose memory is told."""
@@ -105,7 +106,15 @@ def _requests(plan: Plan) -> dict[str, object] | None:
     demand = plan.demand
     if demand is None:
         return None
-    trace = demand.trace
+    return trace_dict(demand.trace) | {
+        "mean_held_tokens": demand.mean_held_tokens,
+        "peak_blocks": plan.peak_blocks,
+        "recommended_num_blocks": plan.recommended_blocks,
+    }
+
+
+def trace_dict(trace: Trace) -> dict[str, object]:
+    """Where requests are from, how many, and how long they are."""
     return {
         "source": trace.source,
         "note": trace.note,
@@ -114,9 +123,6 @@ def _requests(plan: Plan) -> dict[str, object] | None:
         "skipped_first": [f"{one.place}: {one.reason}" for one in trace.skipped[:5]],
         "mean_prompt_tokens": float(trace.prompt_tokens.mean()),
         "mean_output_tokens": float(trace.output_tokens.mean()),
-        "mean_tokens": demand.mean_tokens,
+        "mean_tokens": float(trace.total_tokens.mean()),
         "max_tokens": int(trace.total_tokens.max()),
-        "mean_held_tokens": demand.mean_held_tokens,
-        "peak_blocks": plan.peak_blocks,
-        "recommended_num_blocks": plan.recommended_blocks,
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from paged_jax.comparison import Run, Setting, Variant
+from paged_jax.plan_dict import trace_dict
 from paged_jax.request_trace import Trace
 from paged_jax.sim_summary import Summary
 from paged_jax.tail_waste import TailWaste
@@ -27,14 +28,7 @@ def simulation_dict(
 ) -> dict[str, object]:
     """Everything that the tables show, unrounded; seconds, tokens and shares."""
     return {
-        "trace": {
-            "source": trace.source,
-            "requests": len(trace),
-            "mean_prompt_tokens": float(trace.prompt_tokens.mean()),
-            "mean_output_tokens": float(trace.output_tokens.mean()),
-            "skipped": [skipped._asdict() for skipped in trace.skipped],
-            "note": trace.note,
-        },
+        "requests": trace_dict(trace),
         "slots": setting.slots,
         "bytes_per_token": setting.bytes_per_token,
         "max_num_seqs": setting.max_num_seqs,

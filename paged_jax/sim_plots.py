@@ -24,11 +24,25 @@ COLOURS = (BLUE, ORANGE, GREEN, "#D55E00", "#56B4E9", "#CC79A7", GREY)
 MAX_POINTS = 1500
 
 
+def check_can_plot(folder: Path) -> None:
+    """Make the folder. InvalidArgument, before there is anything to draw, without it or matplotlib."""
+    _pyplot()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument.of(
+            "--plot", str(folder), f"a directory to draw into ({error.strerror})"
+        ) from error
+
+
 def plot_runs(runs: Sequence[Run], lengths: np.ndarray, slots: int, folder: Path) -> list[Path]:
     """Memory over time by strategy, utilization, waste of last blocks, concurrency. Returns the files."""
     pyplot = _pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
-    shown = list({_kind(run): run for run in reversed(runs)}.values())[::-1]
+    check_can_plot(folder)
+    first: dict[Variant, Run] = {}
+    for run in runs:
+        first.setdefault(_kind(run), run)
+    shown = list(first.values())
     written = []
     for name, rows, draw in (
         ("memory", len(shown), lambda figure: _memory(figure, shown, slots)),

@@ -94,7 +94,17 @@ DEVICE = {
     "model_runner",
 }
 ENGINE = {"loader", "model_lookup", "engine_builder", "engine", "llm_call", "llm"}
-DOORS = {"cli", "cli_options", "cli_output", "cli_audit", "cli_trace", "cli_plan", "cli_simulate", "__main__"}
+DOORS = {
+    "cli",
+    "cli_options",
+    "cli_output",
+    "cli_audit",
+    "cli_trace",
+    "cli_values",
+    "cli_plan",
+    "cli_simulate",
+    "__main__",
+}
 RANK = {name: rank for rank, room in enumerate((HOST, DEVICE, ENGINE, DOORS)) for name in room}
 FILES = sorted(
     p.relative_to(ROOT)
