@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from paged_jax.scheduler import SMALLEST_BUDGET
 from paged_jax.sim_request import SimRequest
 from paged_jax.sim_series import SeriesBuilder
 from paged_jax.simulator import Outcome
@@ -107,6 +108,11 @@ class _Running:
     from_step: int = -1
     """The step in which it first decodes; -1 amid its prefill."""
 
+    @property
+    def to_prefill(self) -> int:
+        """Tokens ahead of the prompt's last one, which decodes."""
+        return self.request.prompt_tokens - 1 - self.written
+
 
 class ContiguousSimulation:
     """One run of a workload over reservations."""
@@ -122,7 +128,7 @@ class ContiguousSimulation:
         self._ends: list[tuple[int, int, _Running]] = []  # (step after the last one, tie, who)
         self._arena = Arena(options.slots)
         self._reserved = self._needed = self._decode_slots = 0
-        self._num_running = self._steps = 0
+        self._num_running = self._steps = self._stranded = 0
         self.clock = 0.0
         self._series = SeriesBuilder()
         self._outcome = Outcome(self._series.build())
@@ -157,15 +163,20 @@ class ContiguousSimulation:
         return 0 if self._reserved + reserved <= self.options.slots else None
 
     def _admit(self) -> None:
-        options = self.options
+        """Newcomers, in order, as long as rows, budget and memory take them, as in the engine."""
+        options, self._stranded = self.options, 0
+        budget = self._budget() - sum(one.to_prefill for one in self._prefilling)
         while self._waiting and self._num_running < options.max_num_seqs:
-            if len(self._prefilling) == options.max_prefill_seqs:
+            if len(self._prefilling) == options.max_prefill_seqs or budget <= 0:
                 return
             request = self._waiting[0]
             reserved = options.slots_for(request)
             start = self._fits(reserved)
             if start is None:
+                free = options.slots - self._reserved
+                self._stranded = free if reserved <= free else 0
                 return
+            budget -= request.prompt_tokens - 1
             self._waiting.popleft()
             self._prefilling.append(_Running(request, reserved, start))
             self._reserved += reserved
@@ -177,16 +188,14 @@ class ContiguousSimulation:
     def _run_steps(self) -> None:
         """One step that has a prefill in it, or as many decode steps as nothing is to be decided in."""
         prefilled = read = 0
-        decoding = len(self._ends)
-        budget = self.options.max_num_batched_tokens - decoding
+        budget = self._budget()
         joining: list[_Running] = []
         for one in self._prefilling:
-            missing = one.request.prompt_tokens - 1 - one.written
-            tokens = min(missing, max(budget - prefilled, 0))
+            tokens = min(one.to_prefill, budget - prefilled)
             one.written += tokens
             prefilled += tokens
             read += one.written if tokens else 0
-            if tokens == missing:
+            if not one.to_prefill:
                 joining.append(one)
         for one in joining:
             self._prefilling.remove(one)
@@ -200,9 +209,6 @@ class ContiguousSimulation:
         computing = self.step_time.seconds(rows + prefilled, 0)
         seconds = computing + self.step_time.per_kv_token * (slots + read)
         written = slots + sum(one.written for one in self._prefilling)
-        free = self.options.slots - self._reserved
-        stuck = bool(self._waiting) and self._num_running < self.options.max_num_seqs
-        stranded = free if stuck and self.options.slots_for(self._waiting[0]) <= free else 0
         starts = self.clock + np.concatenate([[0.0], np.cumsum(seconds)])
         if self._arriving:
             seen = int(np.searchsorted(starts, self._arriving[0].arrival))
@@ -215,12 +221,17 @@ class ContiguousSimulation:
             reserved=np.full(num_steps, self._reserved),
             written=written[:num_steps],
             ahead=self._needed - written[:num_steps],
-            stranded=np.full(num_steps, stranded),
+            stranded=np.full(num_steps, self._stranded),
         )
         self._decode_slots += rows * num_steps
         self._steps += num_steps
         self._outcome.generated_tokens += rows * num_steps
         self.clock = float(starts[num_steps])
+
+    def _budget(self) -> int:
+        """Tokens of prompts in one step."""
+        most = self.options.max_num_batched_tokens
+        return min(max(most - len(self._ends), SMALLEST_BUDGET), most)
 
     def _quiet_steps(self, rows: int) -> int:
         """Until the first of the running ones ends."""

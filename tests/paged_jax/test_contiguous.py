@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_jax.contiguous import Arena, ContiguousOptions, ContiguousSimulation
+from paged_jax.scheduler import SMALLEST_BUDGET
 from paged_jax.sim_request import SimRequest
 from paged_jax.step_time import StepTime
 
@@ -27,7 +28,12 @@ def slow(requests, options, step_time):
             else:
                 refused.append(request.name)
         prefilling = [one for one in running if one["written"] < one["request"].prompt_tokens - 1]
+        most = options.max_num_batched_tokens
+        budget = min(max(most - (len(running) - len(prefilling)), SMALLEST_BUDGET), most)
+        stranded = 0
         while waiting and len(running) < options.max_num_seqs and len(prefilling) < options.max_prefill_seqs:
+            if sum(one["request"].prompt_tokens - 1 - one["written"] for one in prefilling) >= budget:
+                break
             size = options.slots_for(waiting[0])
             if not options.fragments:
                 places = [i for i, owner in enumerate(memory) if owner is None][:size]
@@ -36,6 +42,8 @@ def slow(requests, options, step_time):
                 start = next(starts, None)
                 places = [] if start is None else list(range(start, start + size))
             if len(places) < size:
+                free = memory.count(None)
+                stranded = free if size <= free else 0
                 break
             request = waiting.pop(0)
             for place in places:
@@ -46,7 +54,6 @@ def slow(requests, options, step_time):
         if not running:
             continue
         decoding = [one for one in running if one not in prefilling]
-        budget = options.max_num_batched_tokens - len(decoding)
         computed = read = 0
         for one in prefilling:
             missing = one["request"].prompt_tokens - 1 - one["written"]
@@ -64,8 +71,6 @@ def slow(requests, options, step_time):
         reserved = sum(len(one["places"]) for one in running)
         written = sum(one["written"] for one in running)
         needed = sum(one["request"].prompt_tokens + one["request"].output_tokens - 1 for one in running)
-        free = options.slots - reserved
-        stuck = waiting and len(running) < options.max_num_seqs and options.slots_for(waiting[0]) <= free
         rows.append(
             (
                 clock,
@@ -75,7 +80,7 @@ def slow(requests, options, step_time):
                 reserved,
                 written,
                 needed - written,
-                free * bool(stuck),
+                stranded,
             )
         )
         clock += seconds
