@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
+from paged_jax.answer_texts import AnswerTexts
 from paged_jax.beam_params import BeamSearchParams
 from paged_jax.beam_search import Tokenizer
 from paged_jax.block_allocator import BlockAllocator
 from paged_jax.errors import EngineClosed, InvalidArgument
 from paged_jax.intake import Intake
-from paged_jax.outputs import CompletionOutput, RequestOutput, hypothesis_outputs, token_logprobs
+from paged_jax.outputs import RequestOutput
 from paged_jax.prompt import Prompt
 from paged_jax.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_jax.schedule import Sampled, Schedule
 from paged_jax.scheduler import Scheduler
 from paged_jax.sequence import Request, Sequence
 from paged_jax.stats import BlockCounts, StepClock, StepStats, Totals, count_requests_blocks
-from paged_jax.text_stream import TextStream
 
 
 class Runner(Protocol):
@@ -77,8 +77,9 @@ class Engine:
             eos_ids=eos_ids,
             seed=seed,
         )
-        self._texts: dict[Sequence, TextStream] = {}
-        self._undelivered: dict[str, Request] = {}  # ended in a step that failed before it could say so
+        self._texts = AnswerTexts(tokenizer)
+        self._undelivered: dict[str, Request] = {}  # have ended, and nobody was told yet
+        self._is_torn = False
         self._put_back: list[RequestOutput] = []
 
     @property
@@ -152,7 +153,7 @@ class Engine:
         if self.allocator.audit is not None:
             self.allocator.audit.settle(self.scheduler.queues.by_id, "abort")
         self._undelivered.pop(request_id, None)
-        self._drop_texts()
+        self._texts.keep_only(self.scheduler.queues.by_id)
 
     def put_back(self, outputs: list[RequestOutput]) -> None:
         """Have the next step put these out: a caller got them that were another's."""
@@ -160,8 +161,8 @@ class Engine:
 
     def output_of(self, request: Request) -> RequestOutput:
         """A request as it stands, such as one that was taken back."""
-        output = self._output(request)
-        self._drop_texts()
+        output = self._texts.output(request)
+        self._texts.keep_only(self.scheduler.queues.by_id)
         return output
 
     def refuse(self) -> None:
@@ -194,9 +195,9 @@ class Engine:
         try:
             return self._step()
         except BaseException:
-            for request_id, request in self.scheduler.queues.by_id.items():
-                if request.is_finished:
-                    self._undelivered[request_id] = request
+            self._is_torn = True
+            self._texts.clear()  # one may have taken half a token
+            self._owe(self.scheduler.queues.by_id.values())
             self.scheduler.set_back_all()
             raise
         finally:
@@ -208,12 +209,12 @@ class Engine:
         clock = StepClock(monotonic())
         if cache is not None:
             clock.queried_before, clock.hits_before = cache.queried_tokens, cache.hit_tokens
-        late = self._put_back + [self._output(request) for request in self._undelivered.values()]
+        if self._is_torn:
+            self._mend()
+        late = self._put_back + [self._texts.output(request) for request in self._undelivered.values()]
         schedule = scheduler.schedule()
         if schedule is None:
-            self._undelivered.clear()
-            self._put_back = []
-            return late
+            return self._hand_out(late)
         clock.scheduled = monotonic()
         blocks = BlockCounts.of(scheduler)
         count_requests_blocks(scheduler)
@@ -224,7 +225,7 @@ class Engine:
             self.allocator.audit.fetched(schedule.swap_out, self.allocator.ref_cnt)
         clock.executed = monotonic()
         update = scheduler.update(schedule, sampled)
-        outputs = self._take_texts(update.advanced)
+        outputs = late + self._take_texts(update.advanced)
         self.last_step = clock.record(
             schedule,
             scheduler,
@@ -234,9 +235,15 @@ class Engine:
             now=monotonic(),
         )
         self.totals.add(self.last_step)
-        self._undelivered.clear()
+        return self._hand_out(outputs)
+
+    def _hand_out(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """All that is owed is in these outputs: owe it no longer."""
+        if self._undelivered:
+            self._texts.keep_only(self.scheduler.queues.by_id)
+            self._undelivered.clear()
         self._put_back = []
-        return late + outputs
+        return outputs
 
     def _take_texts(self, advanced: list[Sequence]) -> list[RequestOutput]:
         """Tokens to text; what a stop string ends ends here. The outputs that the step gives."""
@@ -245,73 +252,25 @@ class Engine:
         for sequence in advanced:
             request = sequence.request
             if request.beams is None:
-                self._push_tokens(sequence)
+                self._texts.push(sequence)
             if sequence.is_finished:
                 ended.append(request)
             if request.streams or sequence.is_finished:
                 shown[request.request_id] = request
-        outputs = [self._output(r) for r in shown.values() if r.streams or r.is_finished]
+        outputs = [self._texts.output(r) for r in shown.values() if r.streams or r.is_finished]
+        self._owe(ended)
         self.scheduler.retire(ended)
-        if ended:
-            self._drop_texts()
         return outputs
 
-    def _push_tokens(self, sequence: Sequence) -> None:
-        """Give the text of a sequence the tokens that it lacks, and end it at a stop string."""
-        stream = self._text(sequence)
-        params = sequence.request.params
-        matched = None
-        lacking = len(sequence.request.prompt_token_ids) + stream.num_tokens
-        for token in sequence.token_ids[lacking:]:
-            matched = matched or stream.push(token, may_stop=stream.num_tokens >= params.min_tokens)
-        if sequence.is_finished and matched is None:
-            matched = stream.finish()
-        if matched is not None and sequence.finish_reason != "abort":
-            sequence.finish("stop", monotonic())
-            sequence.finish_reason, sequence.stop_reason = "stop", matched
+    def _owe(self, requests: Iterable[Request]) -> None:
+        """Those of them that have ended are to be put out, by this step or a later one."""
+        self._undelivered |= {r.request_id: r for r in requests if r.is_finished}
 
-    def _text(self, sequence: Sequence) -> TextStream:
-        if sequence not in self._texts:
-            params = sequence.request.params
-            self._texts[sequence] = TextStream(self.tokenizer, params.stop, params.include_stop_str_in_output)
-        return self._texts[sequence]
-
-    def _drop_texts(self) -> None:
-        for sequence in list(self._texts):
-            name = sequence.request.request_id
-            if name not in self.scheduler and name not in self._undelivered:
-                del self._texts[sequence]
-
-    def _output(self, request: Request) -> RequestOutput:
-        outputs: list[CompletionOutput] = []
-        if request.beams is not None:
-            if request.error is None:
-                outputs = hypothesis_outputs(request.beams, request.sequences, self.tokenizer)
-        else:
-            for sequence in request.sequences:
-                self._push_tokens(sequence)  # those of a step that failed may be missing
-            outputs = [self._completion(sequence) for sequence in request.sequences]
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
-            outputs=outputs,
-            finished=request.is_finished,
-            metrics=request.metrics,
-            error=request.error,
-        )
-
-    def _completion(self, sequence: Sequence) -> CompletionOutput:
-        wanted = sequence.request.params.logprobs
-        logprobs = None
-        if wanted is not None:
-            logprobs = token_logprobs(sequence.logprobs, self.tokenizer, wanted)
-        return CompletionOutput(
-            index=sequence.index,
-            text=self._text(sequence).text,
-            token_ids=sequence.output_token_ids,
-            cumulative_logprob=None if wanted is None else sum(t.logprob for t in sequence.logprobs),
-            logprobs=logprobs,
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
-        )
+    def _mend(self) -> None:
+        """Nobody computes on who got its last token, or its text's, in a step that failed right then."""
+        requests = list(self.scheduler.queues.by_id.values())
+        for request in requests:
+            self._texts.mend(request)
+        self._owe(requests)
+        self.scheduler.retire(requests)
+        self._is_torn = False

@@ -232,9 +232,17 @@ class Sequence:
 
     def append(self, token: int, now: float) -> None:
         """Take one sampled token and decide whether it is the last."""
-        request = self.request
         self.token_ids.append(token)
-        num_output_tokens = self.num_output_tokens
+        self._end_if_due(token, now)
+
+    def mend(self, now: float) -> None:
+        """After an interrupt amid a step: drop log-probabilities without a token, and end it if it is due."""
+        del self.logprobs[self.num_output_tokens :]
+        if self.finish_reason is None and self.num_output_tokens:
+            self._end_if_due(self.token_ids[-1], now)
+
+    def _end_if_due(self, token: int, now: float) -> None:
+        request, num_output_tokens = self.request, self.num_output_tokens
         if token in request.stop_token_ids and num_output_tokens > request.params.min_tokens:
             if token in request.params.stop_token_ids:
                 self.stop_reason = token

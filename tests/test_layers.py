@@ -70,6 +70,7 @@ HOST = {
     "step_update",
     "stats",
     "outputs",
+    "answer_texts",
     "prompt",
     "detokenizer",
     "stop_strings",

@@ -1,15 +1,16 @@
 """Searches that are taken back, or amid which something fails: the others, and what is computed again."""
 
-import sys
-
 import pytest
 
 from paged_jax import beam_search, forks, step_update
 from paged_jax.errors import ConstraintFailed
 
+from .interrupts import InterruptAtLine
 from .made_up_engine import add_beams, answers, make_engine, run, step
 from .scheduling import check, check_all_free
 from .test_beam_groups import BEAMS, MODEL, MODES, VOCABULARY, alone, engine_with, found_by
+
+FILES = {module.__file__ for module in (beam_search, forks, step_update)}
 
 
 def num_steps(engine):
@@ -112,38 +113,11 @@ def test_what_are_no_token_ids_is_an_error_of_the_request(given):
     assert output.outputs == []
 
 
-class InterruptAtLine:
-    """Raises KeyboardInterrupt at a line of the code that makes beams and forks: the one of that number."""
-
-    FILES = (beam_search.__file__, forks.__file__, step_update.__file__)
-
-    def __init__(self, scheduler, number):
-        self.left = number
-        scheduler.schedule, scheduler.update = self.traced(scheduler.schedule), self.traced(scheduler.update)
-
-    def traced(self, method):
-        def call(*args):
-            tracer = sys.gettrace()
-            sys.settrace(lambda frame, *_: self.trace if frame.f_code.co_filename in self.FILES else None)
-            try:
-                return method(*args)
-            finally:
-                sys.settrace(tracer)
-
-        return call
-
-    def trace(self, frame, event, arg):
-        self.left -= event == "line"
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.trace
-
-
 def test_an_interrupt_at_any_line_changes_nothing_that_is_found():
     number, interrupted = 1, True
     while interrupted:
         engine = engine_with("bsu")
-        line, found = InterruptAtLine(engine.scheduler, number), {}
+        line, found = InterruptAtLine(engine, number, FILES), {}
         while engine.has_unfinished:
             try:
                 found |= {output.request_id: answers(output) for output in step(engine)}
