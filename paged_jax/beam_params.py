@@ -36,9 +36,11 @@ class BeamSearchParams(CheckedFields):
     repetition_penalty (> 0): those of tokens that occur in the prompt or the answer are multiplied by it.
     no_repeat_ngram_size: no sequence of so many tokens occurs twice in prompt and answer (0: it may).
     allowed_token_ids: no other tokens are generated. bad_words: none of these is generated; texts, which
-    count with and without a space before them, or sequences of ids.
+    count with and without a space before them, or sequences of ids. An end token that is one of them is not
+    generated either (transformers leaves it out of the list).
     prefix_allowed_tokens_fn: called in each step for each beam with (index of the prompt in the call, ids of
-    prompt and answer so far); returns the ids that may come next. Where it returns none the beam is finished.
+    prompt and answer so far); returns the ids that may come next. Where it returns none, or all of these
+    rules together leave no token, the beam is finished as it stands (transformers drops it).
     """
 
     beam_width: int = 4

@@ -36,17 +36,21 @@ def check_can_plot(folder: Path) -> None:
 
 
 def plot_runs(runs: Sequence[Run], lengths: np.ndarray, slots: int, folder: Path) -> list[Path]:
-    """Memory over time by strategy, utilization, waste of last blocks, concurrency. Returns the files."""
+    """Memory over time by strategy, utilization, waste of last blocks, concurrency. Returns the files.
+
+    Runs that recompute for free are in the last one alone: what they hold is hardly another.
+    """
     pyplot = _pyplot()
     check_can_plot(folder)
+    costing = [run for run in runs if not run.variant.free_recompute]
     first: dict[Variant, Run] = {}
-    for run in runs:
+    for run in costing:
         first.setdefault(_kind(run), run)
     shown = list(first.values())
     written = []
     for name, rows, draw in (
         ("memory", len(shown), lambda figure: _memory(figure, shown, slots)),
-        ("utilization", 1, lambda figure: _utilization(figure.subplots(), runs)),
+        ("utilization", 1, lambda figure: _utilization(figure.subplots(), costing)),
         ("waste", 1, lambda figure: _waste(figure.subplots(), lengths)),
         ("concurrency", 1, lambda figure: _concurrency(figure.subplots(), runs)),
     ):
@@ -123,7 +127,7 @@ def _utilization(axes: Axes, runs: Sequence[Run]) -> None:
         ylim=(0, 1.02),
         title="Utilization and concurrency",
     )
-    axes.legend(loc="lower right", frameon=False, markerscale=2)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, markerscale=2)
 
 
 def _waste(axes: Axes, lengths: np.ndarray) -> None:
@@ -152,6 +156,7 @@ def _concurrency(axes: Axes, runs: Sequence[Run]) -> None:
     bars = axes.barh(names, means, color=colors)
     axes.bar_label(bars, [f"{mean:.1f}" for mean in means], padding=3)
     axes.invert_yaxis()
+    axes.margins(x=0.1)
     axes.set(xlabel="sequences that hold memory, mean over time", title="Concurrency by strategy")
 
 
