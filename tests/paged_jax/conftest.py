@@ -1,9 +1,13 @@
 """Small models and engines over them, loaded once: compiling their programs is what the tests wait for."""
 
+import io
+import json
+import sys
+
 import pytest
 from support.checkpoints import random_tensors, tiny_config, write_glassllm, write_hf
 
-from paged_jax import LLM
+from paged_jax import LLM, cli
 
 TINY = {
     "num_hidden_layers": 1,
@@ -56,3 +60,32 @@ def glass(glass_path):
     """Leave it as you found it."""
     with load(glass_path, block_size=16) as llm:
         yield llm
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """Run `paged-jax` as a person does: (exit code, stdout, stderr)."""
+
+    def call(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["paged-jax", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return code or 0, out, err
+
+    return call
+
+
+def record_of(call):
+    """The record that a command prints with --json, where it succeeds and says nothing else."""
+
+    def recorded(*arguments):
+        code, out, err = call(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return recorded

@@ -1,7 +1,6 @@
 """The command line: what it prints where, and how it fails."""
 
 import dataclasses
-import io
 import json
 import subprocess
 import sys
@@ -29,21 +28,9 @@ def loaded(tiny, monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the program as a person does: (exit code, stdout, stderr)."""
-
-    def call(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["paged-jax", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return call
+def run(program):
+    """Run `paged-jax`: (exit code, stdout, stderr)."""
+    return program
 
 
 GREEDY = ("--temperature", 0, "--max-tokens", 6)

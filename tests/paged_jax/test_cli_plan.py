@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,37 +12,22 @@ from typer.testing import CliRunner
 
 from paged_jax import cli
 
+from .conftest import record_of
+
 PROGRAM = Path(sys.executable).parent / "paged-jax"
 POOL = ("--kv-cache-gib", 40, "--block-size", 32)
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `paged-jax plan` as a person does: (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paged-jax", "plan", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return call
+def run(program):
+    """Run `paged-jax plan`: (exit code, stdout, stderr)."""
+    return partial(program, "plan")
 
 
 @pytest.fixture
 def record(run):
-    """The record of a plan that succeeds."""
-
-    def call(*arguments):
-        code, out, err = run(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    return call
+    """The record of a run that succeeds."""
+    return record_of(run)
 
 
 @pytest.fixture

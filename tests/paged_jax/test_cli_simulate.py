@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from support.checkpoints import tiny_config, write_json
@@ -11,38 +12,23 @@ from typer.testing import CliRunner
 
 from paged_jax import cli
 
+from .conftest import record_of
+
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 POOL = ("--pool-tokens", 400)
 SMALL = (*POOL, "--max-num-seqs", 64)
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `paged-jax simulate` as a person does: (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paged-jax", "simulate", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return call
+def run(program):
+    """Run `paged-jax simulate`: (exit code, stdout, stderr)."""
+    return partial(program, "simulate")
 
 
 @pytest.fixture
 def record(run):
-    """The record of a simulation that succeeds."""
-
-    def call(*arguments):
-        code, out, err = run(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    return call
+    """The record of a run that succeeds."""
+    return record_of(run)
 
 
 @pytest.fixture
