@@ -126,14 +126,15 @@ def simulate(
         from paged_jax.sim_plots import check_can_plot
 
         check_can_plot(plot)
-    EngineOptions(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     sizes = whole_numbers_of("--block-sizes", block_sizes, 1 << 20)
-    chosen = list(
-        variants(
-            choices_of("--strategies", strategies, STRATEGIES),
-            sizes,
-            choices_of("--preemption", preemption, PREEMPTS),
-        )
+    preempts = choices_of("--preemption", preemption, PREEMPTS)
+    chosen = list(variants(choices_of("--strategies", strategies, STRATEGIES), sizes, preempts))
+    EngineOptions(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_gib=kv_cache_gib,
+        preemption_mode="swap" if "swap" in preempts and model is not None else "auto",
+        swap_space_gib=swap_space_gib,
     )
     reserved = whole_numbers_of("--reservation", reservation, MAX_TOKENS) if reservation else [None]
     sharing = Sharing(n, beam_width, share)

@@ -113,9 +113,10 @@ def run_variant(
     """One variant over the accepted requests. progress: called with how many have ended, now and then."""
     reservation = reservation_of(variant.strategy)
     if reservation is None:
-        outcome = Simulation(work.requests, _paged(variant, setting), setting.step_time).run(progress)
+        options = _paged(variant, setting, work)
+        outcome = Simulation(work.requests, options, setting.step_time).run(progress)
     else:
-        options = ContiguousOptions(
+        ranges = ContiguousOptions(
             slots=setting.slots,
             reservation=reservation,
             max_tokens=work.reservation,
@@ -125,7 +126,7 @@ def run_variant(
             max_prefill_seqs=setting.max_prefill_seqs,
         )
         alone = _each_sample_alone(work.requests)
-        outcome = ContiguousSimulation(alone, options, setting.step_time).run(progress)
+        outcome = ContiguousSimulation(alone, ranges, setting.step_time).run(progress)
     name = variant.name + (f" {work.reservation:,}" if reservation == "max" else "")
     summary = Summary.of(
         name,
@@ -137,19 +138,21 @@ def run_variant(
     return Run(variant, summary, outcome.series)
 
 
-def _paged(variant: Variant, setting: Setting) -> PagedOptions:
+def _paged(variant: Variant, setting: Setting, work: Workload) -> PagedOptions:
+    """Of a memory in which all requests fit at once, no more than that is modelled."""
     size = variant.block_size
     if size is None:
         raise InvalidArgument.of("block_size", size, "a number of tokens, for the paged strategy")
     costs = setting.token_costs
+    most = work.most_blocks(size) + setting.max_num_seqs
     return PagedOptions(
-        num_blocks=setting.slots // size + 1,
+        num_blocks=min(setting.slots // size, most) + 1,
         block_size=size,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_prefill_seqs=setting.max_prefill_seqs,
         preemption=variant.preemption,
-        host_blocks=setting.host_tokens // size,
+        host_blocks=min(setting.host_tokens // size, most),
         prefix_caching=setting.prefix_caching,
         costs=costs and PreemptionCosts(costs.compute_token, size * costs.move_block),
         free_recompute=variant.free_recompute,

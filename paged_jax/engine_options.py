@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
@@ -14,6 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("auto", "triton", "xla")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOGPROBS_MODES = ("raw", "processed")
+MOST_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,9 @@ class EngineOptions:
         size = self.kv_cache_gib
         if size is not None:
             if not _is_size(size) or size == 0:
-                raise InvalidArgument.of("kv_cache_gib", size, "a number of GiB above 0, or None")
+                raise InvalidArgument.of(
+                    "kv_cache_gib", size, f"a number of GiB above 0, {MOST_GIB:,} at most, or None"
+                )
             if self.num_blocks is not None:
                 raise InvalidArgument(
                     f"num_blocks={self.num_blocks} and kv_cache_gib={size}: both size the pool; give one."
@@ -74,7 +76,7 @@ class EngineOptions:
         """Check swap space and preemption mode together; batch_invariant turns "auto" into "swap"."""
         size = self.swap_space_gib
         if not _is_size(size):
-            raise InvalidArgument.of("swap_space_gib", size, "a number of GiB, 0 or more")
+            raise InvalidArgument.of("swap_space_gib", size, f"a number of GiB from 0 to {MOST_GIB:,}")
         object.__setattr__(self, "swap_space_gib", float(size))
         if self.batch_invariant:
             if self.preemption_mode == "recompute":
@@ -108,6 +110,6 @@ def _is_size(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
-        return 0 <= float(value) < math.inf
+        return 0 <= float(value) <= MOST_GIB
     except OverflowError:  # an int past the largest float
         return False

@@ -20,6 +20,9 @@ from paged_jax.errors import InvalidArgument
 from paged_jax.trace_formats import CONVERSATIONS, CountTokens, Layout, Row, open_trace
 
 MAX_TOKENS = 2**31 - 1
+MAX_REQUESTS = 10_000_000
+SLOWEST = 1e-9
+"""Of requests a second, and of a trace's own pace; as far above 1 is the quickest."""
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text, about, where no tokenizer counts."""
 MADE_UP = "made up"
@@ -216,7 +219,7 @@ def _tokens(name: str, value: object) -> int:
         except (ValueError, OverflowError):
             number = math.nan
     if not 1 <= number <= MAX_TOKENS or number != int(number):
-        raise ValueError(f"{name}={value!r}: expected a whole number of tokens, 1 or more")
+        raise ValueError(f"{name}={value!r}: expected a whole number of tokens, from 1 to {MAX_TOKENS:,}")
     return int(number)
 
 
@@ -256,10 +259,10 @@ class Lengths:
 
     def __post_init__(self) -> None:
         """InvalidArgument unless there is such a distribution."""
-        if not 1 <= self.mean <= MAX_TOKENS:
-            raise InvalidArgument.of("mean", self.mean, "a number of tokens, 1 or more")
-        if not 0 <= self.std < math.inf:
-            raise InvalidArgument.of("std", self.std, "a number of tokens, 0 or more")
+        for name, value, least in (("mean", self.mean, 1), ("std", self.std, 0)):
+            if not least <= value <= MAX_TOKENS:
+                expected = f"a number of tokens, from {least} to {MAX_TOKENS:,}"
+                raise InvalidArgument.of(name, value, expected)
 
     def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """One from each of `count` equally likely ranges, in random order: few are as good as many."""
@@ -279,13 +282,16 @@ def made_up_trace(
     seed: int = 0,
 ) -> Trace:
     """A trace of such lengths; arrivals are a Poisson process, or all at 0 s where no rate is given."""
-    if num_requests < 1:
-        raise InvalidArgument.of("num_requests", num_requests, "1 or more")
+    if not 1 <= num_requests <= MAX_REQUESTS:
+        raise InvalidArgument.of("num_requests", num_requests, f"from 1 to {MAX_REQUESTS:,}")
+    if seed < 0:
+        raise InvalidArgument.of("seed", seed, "0 or more")
     rng = np.random.default_rng(seed)
     arrivals = np.zeros(num_requests)
     if requests_per_second is not None:
-        if not 0 < requests_per_second < math.inf:
-            raise InvalidArgument.of("requests_per_second", requests_per_second, "a number above 0")
+        if not SLOWEST <= requests_per_second <= 1 / SLOWEST:
+            expected = f"a number from {SLOWEST:g} to {1 / SLOWEST:g}"
+            raise InvalidArgument.of("requests_per_second", requests_per_second, expected)
         arrivals = rng.exponential(1 / requests_per_second, num_requests).cumsum()
     return Trace(
         MADE_UP,

@@ -39,7 +39,7 @@ def simulation_dict(
                 "reservation": one.work.reservation,
                 "accepted": len(one.work.requests),
                 "dropped": [{"requests": count, "reason": reason} for count, reason in one.work.dropped],
-                "runs": [asdict(run.variant) | asdict(run.summary) for run in one.runs],
+                "runs": [_told(run) for run in one.runs],
                 "tail_waste": [asdict(TailWaste.of(one.work.final_tokens, size)) for size in block_sizes],
             }
             for one in compared
@@ -56,5 +56,11 @@ def simulation_csv(compared: Iterable[Compared]) -> str:
     for one in compared:
         shared = {"reservation": one.work.reservation, "accepted": len(one.work.requests)}
         for run in one.runs:
-            writer.writerow(shared | asdict(run.variant) | asdict(run.summary))
+            writer.writerow(shared | _told(run))
     return text.getvalue()
+
+
+def _told(run: Run) -> dict[str, object]:
+    """A variant and its figures; None for what is of another strategy."""
+    others = ["fragments"] if run.variant.strategy == "paged" else ["preemption", "free_recompute"]
+    return asdict(run.variant) | asdict(run.summary) | dict.fromkeys(others)

@@ -15,6 +15,7 @@ from paged_jax.step_time import StepTime
 
 HOST_BYTES_PER_SECOND = 2e10
 """Between device and host: the nominal rate that the engine reckons with too."""
+MAX_SLOTS = 1 << 40
 USUAL_STEP = StepTime(fixed=0.01)
 
 
@@ -79,8 +80,8 @@ def ground_of_tokens(
     step_time: StepTime | None,
 ) -> Ground:
     """A memory of so many tokens, whatever they take; the swap space is as large."""
-    if slots < 1:
-        raise InvalidArgument.of("pool_tokens", slots, "1 or more")
+    if not 1 <= slots <= MAX_SLOTS:
+        raise InvalidArgument.of("pool_tokens", slots, f"from 1 to {MAX_SLOTS:,}")
     told = "as given" if step_time else "no model and device are given, nor --step-time"
     step_time = step_time or USUAL_STEP
     setting = Setting(
@@ -91,7 +92,7 @@ def ground_of_tokens(
         host_tokens=slots,
         prefix_caching=prefix_caching,
     )
-    return Ground(setting, (f"memory: {slots:,} tokens", _told(step_time, told)))
+    return Ground(setting, (f"memory: {slots:,} tokens, and a swap space of as many", _told(step_time, told)))
 
 
 def _roofline(plan: Plan, bytes_per_second: float, flops_per_second: float) -> StepTime:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 from paged_jax.errors import InvalidArgument
+
+LONGEST = 1_000_000
+"""Seconds that a step, or a token of it, may take."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class StepTime:
         """InvalidArgument unless time passes and never goes back."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise InvalidArgument.of(field.name, value, "a number of seconds, 0 or more")
+            if not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+                raise InvalidArgument.of(field.name, value, f"a number of seconds, from 0 to {LONGEST:,}")
         if not self.fixed:
             raise InvalidArgument.of("fixed", self.fixed, "more than 0 seconds: every step takes some")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -128,7 +128,7 @@ def open_trace(path: Path, count_tokens: CountTokens) -> Source:
     if start == "[":
         return _json_list(path, text, count_tokens)
     if start == "{":
-        return _json_lines(path, text)
+        return _json_lines(path, text, count_tokens)
     return _csv(path, text)
 
 
@@ -165,10 +165,14 @@ def _csv_lines(path: Path, reader: Iterator[list[str]]) -> Iterator[tuple[int, l
         raise InvalidArgument(f"{path}: line {getattr(reader, 'line_num', 0)}: no CSV: {error}.") from error
 
 
-def _json_lines(path: Path, text: str) -> Source:
+def _json_lines(path: Path, text: str, count_tokens: CountTokens) -> Source:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    number, first = lines[0]
-    layout = layout_of(path, _object(first, f"{path}: line {number}: "), f"line {number}")
+    number, line = lines[0]
+    first = _object(line, f"{path}: line {number}: ")
+    if _turns(first) is not None:
+        entries = ((f"line {number}", number, _value(line)) for number, line in lines)
+        return Source(CONVERSATIONS, _conversations(entries, count_tokens))
+    layout = layout_of(path, first, f"line {number}")
 
     def rows() -> Iterator[Row]:
         for number, line in lines:
@@ -178,6 +182,14 @@ def _json_lines(path: Path, text: str) -> Source:
                 yield Row(f"line {number}", number, problem=str(error))
 
     return Source(layout, rows())
+
+
+def _value(line: str) -> object:
+    """What a line of JSON says; None where it is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _object(line: str, place: str) -> dict[str, object]:
@@ -199,7 +211,8 @@ def _json_list(path: Path, text: str, count_tokens: CountTokens) -> Source:
         raise InvalidArgument(f"{path}: the list is empty; expected conversations or requests.")
     first = entries[0] if isinstance(entries[0], dict) else {}
     if _turns(first) is not None:
-        return Source(CONVERSATIONS, _conversations(entries, count_tokens))
+        named = ((f"entry {number}", number, entry) for number, entry in enumerate(entries, start=1))
+        return Source(CONVERSATIONS, _conversations(named, count_tokens))
     layout = layout_of(path, first, "entry 1")
 
     def rows() -> Iterator[Row]:
@@ -221,16 +234,16 @@ def _turns(entry: object) -> list[object] | None:
     return turns if isinstance(turns, list) else None
 
 
-def _conversations(entries: list[object], count_tokens: CountTokens) -> Iterator[Row]:
-    """Every answer is a request, whose prompt is all that was said before it."""
-    for number, entry in enumerate(entries, start=1):
+def _conversations(entries: Iterable[tuple[str, int, object]], count_tokens: CountTokens) -> Iterator[Row]:
+    """Every answer is a request, whose prompt is all that was said before. entries: (place, number, it)."""
+    for name, number, entry in entries:
         turns, said, answers = _turns(entry), 0, 0
         if turns is None:
             problem = "expected an object with a list under conversations or messages"
-            yield Row(f"entry {number}", number, problem=problem)
+            yield Row(name, number, problem=problem)
             continue
         for index, turn in enumerate(turns, start=1):
-            place = f"entry {number}, turn {index}"
+            place = f"{name}, turn {index}"
             speaker, text = _said(turn)
             if text is None:
                 answers += 1
@@ -242,7 +255,7 @@ def _conversations(entries: list[object], count_tokens: CountTokens) -> Iterator
                 yield Row(place, number, 0.0, said, tokens)
             said += tokens
         if not answers:
-            yield Row(f"entry {number}", number, problem="no turn of it is an answer")
+            yield Row(name, number, problem="no turn of it is an answer")
 
 
 def _said(turn: object) -> tuple[object, str | None]:

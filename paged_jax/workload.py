@@ -11,7 +11,7 @@ from paged_jax.capacity import blocks_for_samples
 from paged_jax.contiguous import Reservation, slots_reserved
 from paged_jax.demand import Demand
 from paged_jax.errors import InvalidArgument
-from paged_jax.request_trace import Trace
+from paged_jax.request_trace import SLOWEST, Trace
 from paged_jax.sim_request import SimRequest
 
 
@@ -55,11 +55,23 @@ class Workload:
         """int64 [n]: slots that each uses when it ends; its last token is sampled but never written."""
         return np.array([request.prompt_tokens + request.output_tokens - 1 for request in self.requests])
 
+    def most_blocks(self, block_size: int) -> int:
+        """What all of them together hold if they end at once."""
+        return sum(
+            blocks_for_samples(
+                request.prompt_tokens,
+                request.output_tokens,
+                max(request.samples, request.beam_width),
+                block_size,
+            )
+            for request in self.requests
+        )
+
 
 def replayed(trace: Trace, *, speed: float = 1.0, first: int | None = None) -> Trace:
     """Its first requests, so many times as fast; infinity: all of them come at once."""
-    if not speed > 0:
-        raise InvalidArgument.of("speed", speed, "a number above 0, or inf")
+    if not speed >= SLOWEST:
+        raise InvalidArgument.of("speed", speed, f"a number, {SLOWEST:g} or more, or inf")
     if first is not None and first < 1:
         raise InvalidArgument.of("first", first, "1 or more")
     kept = slice(first)

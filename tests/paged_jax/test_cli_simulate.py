@@ -17,6 +17,7 @@ from .conftest import record_of
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 POOL = ("--pool-tokens", 400)
 SMALL = (*POOL, "--max-num-seqs", 64)
+MODEL = ("--mean-tokens", 50, "--model", "llama-2-7b")
 
 
 @pytest.fixture
@@ -183,6 +184,21 @@ def test_a_trace_is_replayed_faster_or_in_part(record, trace):
     assert found["comparisons"][0]["accepted"] == 4
 
 
+def test_a_huge_memory_costs_no_more_than_what_is_used_of_it(record, trace):
+    options = ("--trace", trace, "--block-sizes", "1,16", "--preemption", "all", "--n", 2)
+    huge = record(*options, "--pool-tokens", 10**12)
+    large = record(*options, "--pool-tokens", 10**5)
+    assert huge["comparisons"] == large["comparisons"]
+    assert huge["slots"] == 10**12
+
+
+def test_what_is_of_another_strategy_is_left_empty(record, trace):
+    runs = runs_of(record("--trace", trace, *SMALL))
+    paged, other = runs["paged 16, recompute"], runs["contiguous-pow2, no holes"]
+    assert (paged["preemption"], paged["free_recompute"], paged["fragments"]) == ("recompute", False, None)
+    assert (other["preemption"], other["free_recompute"], other["fragments"]) == (None, None, False)
+
+
 def test_lengths_may_be_made_up(record):
     options = ("--mean-tokens", "60,20", "--std-tokens", "20,5", "--num-requests", 50, *POOL)
     found = record(*options, "--requests-per-second", 5)
@@ -286,21 +302,25 @@ def test_made_up_lengths_that_do_not_fit_are_left_out_and_counted(record):
         (("--step-time", "fast"), "--step-time='fast': expected one to four numbers of seconds"),
         (("--step-time", "1,2,3,4,5"), "--step-time='1,2,3,4,5': expected"),
         (("--step-time", "0"), "fixed=0.0: expected more than 0 seconds"),
-        (("--step-time", "1,-1"), "per_token=-1.0: expected a number of seconds, 0 or more"),
+        (("--step-time", "1,-1"), "per_token=-1.0: expected a number of seconds, from 0"),
         (("--step-time", "nan"), "fixed=nan"),
         (("--n", 0), "samples=0: expected 1 or more"),
         (("--n", 2, "--beam-width", 2), "give one"),
         (("--n", 65, "--max-num-seqs", 64), "--n or --beam-width=65: expected 64 (--max-num-seqs) at most"),
         (("--share", 0), "share=0.0: expected a number over 0"),
         (("--share", 2), "share=2.0"),
-        (("--speed", 0), "speed=0.0: expected a number above 0, or inf"),
+        (("--speed", 0), "speed=0.0: expected a number, 1e-09 or more, or inf"),
         (("--speed", "nan"), "speed=nan"),
         (("--first", 0), "first=0: expected 1 or more"),
         (
             ("--plot", "/dev/null/plots"),
             "--plot='/dev/null/plots': expected a directory to draw",
         ),
-        (("--pool-tokens", 0), "pool_tokens=0: expected 1 or more"),
+        (("--pool-tokens", 0), "pool_tokens=0: expected from 1 to 1,099,511,627,776"),
+        (("--pool-tokens", 10**20), "expected from 1 to 1,099,511,627,776"),
+        (("--step-time", "1,1e7"), "per_token=10000000.0: expected a number of seconds, from 0 to 1,000,000"),
+        (("--swap-space-gib", -1), "swap_space_gib=-1.0: expected"),
+        (("--swap-space-gib", 1e30), "swap_space_gib=1e+30: expected"),
         (("--max-num-seqs", 0), "max_num_seqs=0"),
         (("--max-num-batched-tokens", 0), "max_num_batched_tokens=0"),
         (("--json", "--csv"), "--json and --csv: give one"),
@@ -327,7 +347,25 @@ def test_a_wrong_option_is_one_line(options, told, run, trace):
         (("--mean-tokens", 50, "--model", "llama-2-7b", "--device", "h300"), "device='h300': expected"),
         (("--mean-tokens", 50, "--model", "llama-2-70b", "--device", "l4"), "no room for a pool"),
         (("--mean-tokens", 50, "--num-requests", 0, *POOL), "num_requests=0"),
+        (
+            ("--mean-tokens", 50, "--num-requests", 10**11, *POOL),
+            "num_requests=100000000000: expected from 1 to",
+        ),
+        (("--mean-tokens", 50, "--seed", -1, *POOL), "seed=-1: expected 0 or more"),
+        (("--mean-tokens", 50, "--std-tokens", 1e200, *POOL), "std=7.07"),
         (("--mean-tokens", 50, "--requests-per-second", 0, *POOL), "requests_per_second=0.0"),
+        (
+            ("--mean-tokens", 50, "--requests-per-second", 1e-308, *POOL),
+            "expected a number from 1e-09 to 1e+09",
+        ),
+        (
+            ("--mean-tokens", 50, "--model", "llama-2-7b", "--kv-cache-gib", 1e30),
+            "kv_cache_gib=1e+30: expected",
+        ),
+        (
+            (*MODEL, "--kv-cache-gib", 1, "--preemption", "swap", "--swap-space-gib", 0),
+            "preemption_mode='swap' and swap_space_gib=0: there is nowhere to swap to",
+        ),
     ],
 )
 def test_what_is_missing_or_impossible_is_one_line(arguments, told, run):

@@ -139,6 +139,23 @@ def test_messages_with_roles_are_conversations_too(tmp_path):
     assert rows(trace) == [(0, 4, 5)]
 
 
+def test_conversations_may_stand_one_on_a_line(tmp_path):
+    lines = [
+        json.dumps({"conversations": TALK}),
+        "",
+        "{",
+        json.dumps({"messages": []}),
+        json.dumps({"conversations": TALK[:2]}),
+    ]
+    path = write(tmp_path, "\n".join(lines))
+    assert "line 3: expected an object with a list under conversations or messages" in refused(path)
+    trace = read_trace(path, skip_invalid=True)
+    assert rows(trace) == [(0, 10, 3), (0, 18, 2), (0, 10, 3)]
+    assert trace.places == ("line 1, turn 2", "line 1, turn 4", "line 5, turn 2")
+    assert [one.place for one in trace.skipped] == ["line 3", "line 4"]
+    assert "characters a token" in trace.note
+
+
 def test_of_bad_conversations_the_good_requests_are_kept_where_that_is_asked_for(tmp_path):
     entries = [
         {"conversations": [{"from": "gpt", "value": "hello"}, *TALK[:2]]},
@@ -168,7 +185,7 @@ def test_of_bad_conversations_the_good_requests_are_kept_where_that_is_asked_for
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("1,-3,5", "prompt_tokens='-3': expected a whole number of tokens, 1 or more"),
+        ("1,-3,5", "prompt_tokens='-3': expected a whole number of tokens, from 1 to 2,147,483,647"),
         ("1,5,0", "output_tokens='0': expected a whole number"),
         ("1,5,2.5", "output_tokens='2.5'"),
         ("1,nan,5", "prompt_tokens='nan'"),
