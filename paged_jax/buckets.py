@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Plan:
     """What a further prefill call costs, in prompt tokens of computing."""
     capturable: bool
     """Whether programs must do without conditionals and loops."""
+    free_rows: int | None
+    """Decode rows that cost no more than one, as reading the weights takes longer; None: each row costs."""
 
 
 PLANS = {
@@ -50,6 +53,7 @@ PLANS = {
         copy_pairs=8,
         prefill_call_tokens=64,
         capturable=False,
+        free_rows=None,
     ),
     # A CUDA graph does not capture conditionals; calls cost more than the copies that pad them, and each
     # reads every weight, which takes an H100 as long as computing some 300 tokens of bfloat16.
@@ -60,6 +64,7 @@ PLANS = {
         copy_pairs=64,
         prefill_call_tokens=320,
         capturable=True,
+        free_rows=256,
     ),
 }
 PLACED_ROWS = 16
@@ -68,6 +73,8 @@ PLACED_ROWS = 16
 
 class Buckets:
     """The shapes of every program that a runner may need: 16 programs or fewer.
+
+    A GPU has further decode sizes for max_num_seqs beyond 256, where padding is no longer free.
 
     min_rows: decode steps and prefills have that many rows at least. batch_invariant: one decode shape, one
     variant and one prefill shape, of prefill_chunk tokens of one sequence (max_num_batched_tokens unless
@@ -97,7 +104,7 @@ class Buckets:
         self._prefill_call_tokens = plan.prefill_call_tokens
         self.capturable = plan.capturable
         self.placed_rows = min(PLACED_ROWS, max_num_seqs)
-        self.decode = _decode_sizes(max_num_seqs, min_rows, plan.decode_sizes)
+        self.decode = _decode_sizes(max_num_seqs, min_rows, plan)
         prefill = _sizes([32 << i for i in range(16)], max_num_batched_tokens, min_rows)
         self.prefill = _thinned(prefill, plan.prefill_sizes)
         self.prefill_seqs = max_prefill_seqs
@@ -158,11 +165,17 @@ class Buckets:
         return keys
 
 
-def _decode_sizes(largest: int, smallest: int, most: int) -> list[int]:
-    """At most so many, growing by about equal factors: that is how much a step is padded at worst.
+def _decode_sizes(largest: int, smallest: int, plan: Plan) -> list[int]:
+    """A plan's number at most, growing by about equal factors: that is how much a step is padded at worst.
 
-    One row reads the weights once and is worth a program of its own; from 8 on, padding costs little.
+    One row reads the weights once and is worth a program of its own; from 8 on, padding costs little, up to
+    the rows that are free. Beyond those, more sizes, none over four times the one before.
     """
+    most, free = plan.decode_sizes, plan.free_rows
+    if free is not None and largest > free:
+        more = math.ceil(math.log(largest / free, 4))
+        above = [int(free * (largest / free) ** (i / more)) // 8 * 8 for i in range(more)]
+        return _sizes(sorted({*_decode_sizes(free, 1, plan), *above}), largest, smallest)
     sizes = _sizes([1, *(8 << i for i in range(16))], largest, smallest)
     if len(sizes) <= most:
         return sizes

@@ -1,5 +1,7 @@
 """The static shapes that steps are padded to, and how many programs they come to."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,10 +48,14 @@ def test_by_default_there_are_sixteen_programs_swapping_included(platform):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-@pytest.mark.parametrize("max_num_seqs", [1, 7, 256, 1000, 5000])
-def test_there_are_no_more_for_any_limits(platform, max_num_seqs):
+@pytest.mark.parametrize(
+    ("max_num_seqs", "more_on_a_gpu"), [(1, 0), (7, 0), (256, 0), (257, 3), (1000, 3), (1024, 3), (5000, 9)]
+)
+def test_there_are_no_more_for_any_limits_but_sizes_past_a_gpus_free_rows(
+    platform, max_num_seqs, more_on_a_gpu
+):
     sizes = buckets(platform=platform, max_num_seqs=max_num_seqs, max_num_batched_tokens=100_000)
-    assert len(sizes.program_keys(swap_blocks=1)) <= 16
+    assert len(sizes.program_keys(swap_blocks=1)) <= 16 + (more_on_a_gpu if platform == "cuda" else 0)
     assert sizes.decode[0] == 1
     assert sizes.decode[-1] == max_num_seqs
 
@@ -58,6 +64,13 @@ def test_there_are_no_more_for_any_limits(platform, max_num_seqs):
 def test_a_cpu_pads_no_decode_step_to_five_times_its_rows_and_a_third(max_num_seqs):
     sizes = buckets(max_num_seqs=max_num_seqs)
     assert max(sizes.decode_size(rows) / rows for rows in range(1, max_num_seqs + 1)) < 16 / 3
+
+
+@pytest.mark.parametrize("max_num_seqs", [256, 257, 700, 1000, 1024, 1025, 5000, 65_536])
+def test_a_gpu_pads_no_decode_step_past_its_free_rows_to_over_four_times_its_rows(max_num_seqs):
+    sizes = buckets(platform="cuda", max_num_seqs=max_num_seqs)
+    assert sizes.decode[:3] == [1, 16, 256]
+    assert all(sizes.decode_size(rows) <= 4.1 * rows for rows in range(257, max_num_seqs + 1))
 
 
 def test_a_cpu_has_one_sampling_variant_and_a_gpu_three():
@@ -151,4 +164,5 @@ def test_every_step_that_the_limits_allow_has_a_shape(platform, min_rows, num_se
     assert sizes.prefill_size(tokens) >= max(tokens, min_rows)
     assert sizes.decode == sorted(set(sizes.decode))
     assert sizes.prefill == sorted(set(sizes.prefill))
-    assert len(sizes.program_keys(swap_blocks=32)) <= 16
+    more = 3 * max(0, math.ceil(math.log(num_seqs / 256, 4))) if platform == "cuda" else 0
+    assert len(sizes.program_keys(swap_blocks=32)) <= 16 + more
