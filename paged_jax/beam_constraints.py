@@ -8,7 +8,7 @@ from numbers import Integral
 import numpy as np
 
 from paged_jax.beam_params import BeamSearchParams
-from paged_jax.errors import ConstraintFailed
+from paged_jax.errors import ConstraintFailed, InvalidSamplingParams
 from paged_jax.prompt import Encodes
 
 
@@ -94,12 +94,18 @@ class Constraints:
 
 
 def bad_word_ids(words: Iterable[str | Sequence[int]], tokenizer: Encodes) -> list[tuple[int, ...]]:
-    """The token ids of bad words: a text's with a space before it and without."""
+    """The token ids of bad words: a text's with a space before it and without.
+
+    InvalidSamplingParams for what the tokenizer can not encode.
+    """
     before = tokenizer.encode("")
     found: list[tuple[int, ...]] = []
     for word in words:
         if isinstance(word, str):
-            spellings = [tokenizer.encode(text)[len(before) :] for text in (word, " " + word.lstrip())]
+            try:
+                spellings = [tokenizer.encode(text)[len(before) :] for text in (word, " " + word.lstrip())]
+            except ValueError as error:  # such as a lone surrogate, which is no character
+                raise InvalidSamplingParams(f"bad_words={word!r}: {error}") from error
             found += [tuple(ids) for ids in spellings if ids]
         else:
             found.append(tuple(word))

@@ -16,6 +16,8 @@ from paged_jax.param_checks import (
 )
 from paged_jax.sampling_params import UNSET, SamplingParams, Unset
 
+MOST_LENGTH_PENALTY = 20
+"""An exponent of the length: beyond, the power of a long answer's is no float any more."""
 PrefixAllowedTokens = Callable[[int, list[int]], Iterable[int]]
 
 
@@ -68,9 +70,14 @@ class BeamSearchParams(CheckedFields):
         if self.n is not None:
             n = f"None or an integer from 1 to beam_width={self.beam_width}"
             keep("n", integer("n", self.n, n, lambda x: 1 <= x <= self.beam_width))
-        keep("length_penalty", number("length_penalty", self.length_penalty, "a number", lambda x: True))
-        if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
-            raise invalid("early_stopping", self.early_stopping, 'True, False or "never"')
+        exponent = f"a number from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}"
+        keep(
+            "length_penalty",
+            number("length_penalty", self.length_penalty, exponent, lambda x: abs(x) <= MOST_LENGTH_PENALTY),
+        )
+        early = self.early_stopping
+        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
+            raise invalid("early_stopping", early, 'True, False or "never"')
         size = "an integer >= 1, or 0 to allow repetitions"
         keep(
             "no_repeat_ngram_size",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import Lock
 from time import monotonic
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from paged_jax.answer_texts import AnswerTexts
 from paged_jax.beam_params import BeamSearchParams
 from paged_jax.beam_search import Tokenizer
 from paged_jax.block_allocator import BlockAllocator
-from paged_jax.errors import EngineClosed, InvalidArgument
+from paged_jax.errors import EngineBusy, EngineClosed, InvalidArgument
 from paged_jax.intake import Intake
 from paged_jax.outputs import RequestOutput
 from paged_jax.prompt import Prompt
@@ -81,6 +82,9 @@ class Engine:
         self._undelivered: dict[str, Request] = {}  # have ended, and nobody was told yet
         self._is_torn = False
         self._put_back: list[RequestOutput] = []
+        self._stepping = Lock()  # and no flag: an interrupt may come before a flag is taken back
+        self._is_updating = False
+        self._to_abort: list[str] = []
 
     @property
     def allocator(self) -> BlockAllocator:
@@ -148,7 +152,13 @@ class Engine:
             self.allocator.audit.arrive(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Take a request back and free what it holds; unknown or finished ids change nothing."""
+        """Take a request back and free what it holds; unknown or finished ids change nothing.
+
+        While a step deals out its tokens, as in a function that it calls then: when it has done so.
+        """
+        if self._is_updating and self._stepping.locked():
+            self._to_abort.append(request_id)
+            return
         self.scheduler.abort(request_id)
         if self.allocator.audit is not None:
             self.allocator.audit.settle(self.scheduler.queues.by_id, "abort")
@@ -187,11 +197,23 @@ class Engine:
 
         A step that fails, or is interrupted, sets every running request back: the next step begins to
         compute them again from their tokens. No token that was taken is lost; a request that ended in the
-        step that failed is put out by the next one.
+        step that failed is put out by the next one. EngineBusy amid another step.
         """
         self.check_open()
+        if self._stepping.locked():
+            raise EngineBusy("A step amid a step: what is called by a step can not wait for another one.")
+        try:
+            with self._stepping:
+                return self._whole_step()
+        finally:
+            while self._to_abort:
+                self.abort(self._to_abort.pop())
+
+    def _whole_step(self) -> list[RequestOutput]:
+        """A step, or everything set back."""
         if self.allocator.audit is not None:
             self.allocator.audit.step += 1
+        self._is_updating = False
         try:
             return self._step()
         except BaseException:
@@ -224,6 +246,7 @@ class Engine:
         if self.allocator.audit is not None:
             self.allocator.audit.fetched(schedule.swap_out, self.allocator.ref_cnt)
         clock.executed = monotonic()
+        self._is_updating = True
         update = scheduler.update(schedule, sampled)
         outputs = late + self._take_texts(update.advanced)
         self.last_step = clock.record(

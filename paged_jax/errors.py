@@ -11,6 +11,7 @@ __all__ = [
     "AuditLogUnreadable",
     "ConstraintFailed",
     "DoubleFree",
+    "EngineBusy",
     "EngineClosed",
     "InvalidArgument",
     "InvalidBlock",
@@ -64,6 +65,10 @@ class PoolTooSmall(InvalidArgument):
 
 class EngineClosed(PagedJaxError):
     """An engine, or an LLM, was used after it was closed and its memory given back."""
+
+
+class EngineBusy(PagedJaxError):
+    """A step was asked for amid a step, as by a function that the step calls; the step itself goes on."""
 
 
 class ConstraintFailed(PagedJaxError, ValueError):

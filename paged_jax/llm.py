@@ -245,7 +245,7 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Give the memory of weights and cache back; any later use raises EngineClosed.
+        """Give the memory of weights and cache back; asking for anything later raises EngineClosed.
 
         A call that another thread has running ends with that error before its next step.
         """

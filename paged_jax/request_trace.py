@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from paged_jax.errors import InvalidArgument
 from paged_jax.trace_formats import CONVERSATIONS, CountTokens, Layout, Row, open_trace
 
-MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**24
+"""Of a prompt, and of an answer: a simulation has each token of a prompt in a list."""
+MAX_SECONDS = 1e11
+"""Of an arrival: a clock of seconds since 1970 fits, and a float tells its microseconds apart."""
 MAX_REQUESTS = 10_000_000
 SLOWEST = 1e-9
 """Of requests a second, and of a trace's own pace; as far above 1 is the quickest."""
@@ -204,8 +207,9 @@ class _Reader:
             seconds = self.layout.seconds(value)
         except (ValueError, OverflowError):
             seconds = math.nan
-        if not math.isfinite(seconds) or seconds < 0:
-            raise ValueError(f"{name}={value!r}: expected {'a date' if self.layout.from_first else 'a time'}")
+        if not 0 <= seconds <= MAX_SECONDS:
+            expected = "a date" if self.layout.from_first else f"a time of {MAX_SECONDS:g} seconds at most"
+            raise ValueError(f"{name}={value!r}: expected {expected}")
         if self.arrivals and seconds < self.arrivals[-1]:
             raise ValueError(f"{name}={value!r}: earlier than the request before; expected arrivals in order")
         return seconds

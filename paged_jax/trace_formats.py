@@ -252,7 +252,8 @@ def _conversations(entries: Iterable[tuple[str, int, object]], count_tokens: Cou
             tokens = count_tokens(text)
             if speaker in ANSWERS:
                 answers += 1
-                yield Row(place, number, 0.0, said, tokens)
+                lacking = "nothing comes before this answer" if not said else "this answer is empty"
+                yield Row(place, number, 0.0, said, tokens, problem=None if said and tokens else lacking)
             said += tokens
         if not answers:
             yield Row(name, number, problem="no turn of it is an answer")

@@ -133,6 +133,7 @@ def make_workload(
 
 def _requests(trace: Trace, kept: list[int], sharing: Sharing, with_token_ids: bool) -> list[SimRequest]:
     found = []
+    numbers: dict[int, int] = {}  # of hash ids, which may be hashes of any size
     for number, index in enumerate(kept):
         shares = int((number + 1) * sharing.share) > int(number * sharing.share)
         found.append(
@@ -141,7 +142,7 @@ def _requests(trace: Trace, kept: list[int], sharing: Sharing, with_token_ids: b
                 float(trace.arrival_s[index]),
                 int(trace.prompt_tokens[index]),
                 int(trace.output_tokens[index]),
-                token_ids=_token_ids(trace, index) if with_token_ids else None,
+                token_ids=_token_ids(trace, index, numbers) if with_token_ids else None,
                 samples=sharing.samples if shares else 1,
                 beam_width=sharing.beam_width if shares else 0,
             )
@@ -149,11 +150,12 @@ def _requests(trace: Trace, kept: list[int], sharing: Sharing, with_token_ids: b
     return found
 
 
-def _token_ids(trace: Trace, index: int) -> tuple[int, ...]:
-    """Made-up ids: equal where hash_ids are, else of this request alone."""
+def _token_ids(trace: Trace, index: int, numbers: dict[int, int]) -> tuple[int, ...]:
+    """Made-up ids: equal where hash_ids are, else of this request alone. numbers: the hash ids' so far."""
     length = int(trace.prompt_tokens[index])
     if trace.hash_ids is None or trace.hash_block_size is None:
         return tuple(range(index << 24, (index << 24) + length))
     size = trace.hash_block_size
-    ids = (token for block in trace.hash_ids[index] for token in range(block << 24, (block << 24) + size))
+    blocks = [numbers.setdefault(block, len(numbers)) for block in trace.hash_ids[index]]
+    ids = (token for block in blocks for token in range(block * size, (block + 1) * size))
     return tuple(token for token, _ in zip(ids, range(length), strict=False))

@@ -1,5 +1,6 @@
 """Searches that are taken back, or amid which something fails: the others, and what is computed again."""
 
+import numpy as np
 import pytest
 
 from paged_jax import beam_search, forks, step_update
@@ -80,18 +81,17 @@ def with_function(fails_at=0, error=None, **options):
 
 def test_an_interrupt_in_a_users_function_changes_nothing_that_is_found():
     engine, calls = with_function()
-    run(engine)
+    undisturbed = found_by(engine)
     for at in range(1, 1 + calls()):
         engine, _ = with_function(at, KeyboardInterrupt())
         found = found_before(KeyboardInterrupt, engine)
         engine.runner.device.fail()
-        found |= found_by(engine)
-        assert {name[0]: answer for name, answer in found.items()} == alone("abcu")
+        assert found | found_by(engine) == undisturbed
 
 
 def test_a_users_function_that_fails_ends_its_own_request_alone():
     engine, calls = with_function()
-    run(engine)
+    undisturbed = found_by(engine)
     for at in range(1, 1 + calls()):
         engine, _ = with_function(at, LookupError("no such state"))
         outputs = run(engine)
@@ -100,8 +100,68 @@ def test_a_users_function_that_fails_ends_its_own_request_alone():
         assert isinstance(outputs[failed].error, ConstraintFailed)
         assert "LookupError: no such state" in str(outputs[failed].error)
         assert (outputs[failed].outputs, outputs[failed].finished) == ([], True)
-        rest = {name[0]: answers(output) for name, output in outputs.items() if name != failed}
-        assert rest == alone(rest)
+        del outputs[failed]
+        for name, output in outputs.items():
+            assert answers(output) == undisturbed[name]
+
+
+def test_a_function_that_allows_everything_changes_nothing_that_is_found():
+    engine, _ = with_function()
+    found = {name[0]: answer for name, answer in found_by(engine).items()}
+    for name, answer in alone("abcu").items():
+        *rest, scores = zip(*answer, strict=True)
+        *expected, exact = zip(*found[name], strict=True)
+        assert rest == expected
+        if name != "u":
+            # The search's own logarithms and the device's need not agree to the last bit.
+            np.testing.assert_allclose(scores, exact, rtol=1e-12)
+
+
+def calls_in_function(what):
+    """An engine whose searches' function does this at its seventh call; with the last output of each request."""
+    engine = None
+
+    def allowed(_, ids):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            what(engine)
+        return range(VOCABULARY)
+
+    calls = 0
+    engine = engine_with("au")
+    for name in "bc":
+        prompt, fields = BEAMS[name]
+        add_beams(engine, f"{name}'", prompt, prefix_allowed_tokens_fn=allowed, **fields)
+    return engine, run(engine)
+
+
+def test_a_step_amid_a_step_is_refused_and_ends_the_request_that_asked_for_it():
+    engine, outputs = calls_in_function(lambda engine: engine.step())
+    (failed,) = [name for name, output in outputs.items() if output.error is not None]
+    assert isinstance(outputs[failed].error, ConstraintFailed)
+    assert "EngineBusy: A step amid a step" in str(outputs[failed].error)
+    whole, _ = with_function()
+    undisturbed = found_by(whole)
+    assert {n: answers(o) for n, o in outputs.items() if n != failed} == {
+        name: answer for name, answer in undisturbed.items() if name != failed
+    }
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize("names", [["b'"], ["c'"], ["a"], ["u"], ["a", "b'", "c'", "u"], ["nobody"]])
+def test_an_abort_amid_a_users_function_is_done_when_the_step_is(names):
+    def abort(engine):
+        for name in names:
+            engine.abort(name)
+            engine.abort(name)
+
+    engine, outputs = calls_in_function(abort)
+    assert set(outputs) == {"a", "b'", "c'", "u"} - set(names)
+    whole, _ = with_function()
+    undisturbed = found_by(whole)
+    assert {n: answers(o) for n, o in outputs.items()} == {n: undisturbed[n] for n in outputs}
+    assert sorted(engine.scheduler.queues.free_rows) == list(range(40))
 
 
 @pytest.mark.parametrize("given", [[VOCABULARY], [-1], [1.0], ["a"], [True], None, 5])
