@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from paged_jax.audit_record import ACTIONS, AuditRecord
 
 FORMAT, VERSION = "paged_jax kv audit", 1
 MOST_QUOTES = 1 << 13
+MOST_COUNTS = 1 << 20
+"""Of a block; an engine has fewer sequences by far."""
 _NUMBER, _OFFSET, _OWNER = (int, float), (int, type(None)), (str, int, type(None))
 
 
@@ -55,6 +57,14 @@ def _quoted(value: Hashable) -> str:
     return quoted
 
 
+def json_of(line: bytes) -> object:
+    """What a line says; ValueError where it is no JSON, or nested too deeply to be read."""
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from error
+
+
 def header_line(header: Header) -> str:
     """With the wall clock's time beside the monotonic one, so that a reader can tell the day."""
     fields = header._asdict() | {"live": [plain(name) for name in header.live]}
@@ -78,8 +88,8 @@ def header_of(fields: object) -> Header:
             raise ValueError(f"{name}={getattr(header, name)!r}: expected an integer")
     if type(header.part) is not int or type(header.num_carried) is not int:
         raise ValueError("part and num_carried: expected integers")
-    if not isinstance(header.live, Iterable) or isinstance(header.live, str):
-        raise ValueError(f"live={header.live!r}: expected a list")
+    if not isinstance(header.live, list | tuple) or not all(isinstance(one, _OWNER) for one in header.live):
+        raise ValueError(f"live={header.live!r}: expected a list of texts or integers")
     return header._replace(live=tuple(header.live))
 
 
@@ -124,6 +134,8 @@ def record_of(fields: object) -> AuditRecord:
         raise ValueError(f"action={action!r}: none that this program knows")
     if not (type(step) is type(block) is type(before) is type(after) is int):
         raise ValueError("expected integers: step, block, ref_cnt_before, ref_cnt_after")
+    if max(abs(before), abs(after)) > MOST_COUNTS:
+        raise ValueError(f"ref_cnt from {before} to {after}: none is over {MOST_COUNTS:,}")
     if not isinstance(time, _NUMBER) or not isinstance(reason, str):
         raise ValueError("expected a number, time, and a text, reason")
     if not isinstance(owner, _OWNER):

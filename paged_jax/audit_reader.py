@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paged_jax.audit_file import part_of
-from paged_jax.audit_lines import Header, header_of, record_of
+from paged_jax.audit_lines import Header, header_of, json_of, record_of
 from paged_jax.audit_record import AuditRecord
 from paged_jax.audit_state import PoolState
 from paged_jax.errors import AuditLogUnreadable
@@ -46,7 +46,7 @@ class AuditReader:
             if line is None:
                 raise AuditLogUnreadable(f"{self.parts[0].path}: cut off in what was held when it began.")
             try:
-                self.carried += self.state.carry(json.loads(line))
+                self.carried += self.state.carry(json_of(line))
             except ValueError as error:
                 raise _damaged(self.parts[0].path, number, error) from error
         self.carried.sort(key=lambda record: record.time)
@@ -62,7 +62,7 @@ class AuditReader:
                     self.is_cut = True
                     return
                 try:
-                    yield record_of(json.loads(line.decode()))
+                    yield record_of(json_of(line))
                 except ValueError as error:
                     raise _damaged(part.path, number, error) from error
 
@@ -84,7 +84,7 @@ def _header(path: Path) -> Header:
     if not number:
         raise AuditLogUnreadable(f"{path}: empty; expected the line that an audit log begins with.")
     try:
-        return header_of(json.loads(line))
+        return header_of(json_of(line))
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
             error = ValueError("not a KV audit log: its first line is no JSON")
@@ -107,7 +107,7 @@ def _parts(path: Path) -> list[Part]:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        json_of(line)
     except ValueError:
         return False
     return True

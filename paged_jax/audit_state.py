@@ -195,9 +195,10 @@ class PoolState:
         while len(state.takers) > max(record.ref_cnt_after, 0):
             state.stolen.append((state.takers[0], record))
             self._drop(state, 0)
-        while len(state.takers) < record.ref_cnt_after:
-            state.takers.insert(0, UNKNOWN)
-            self.held[UNKNOWN.owner] = self.held.get(UNKNOWN.owner, 0) + 1
+        missing = record.ref_cnt_after - len(state.takers)
+        if missing > 0:
+            state.takers[:0] = [UNKNOWN] * missing
+            self.held[UNKNOWN.owner] = self.held.get(UNKNOWN.owner, 0) + missing
 
     def _drop(self, state: BlockState, place: int) -> None:
         owner = state.takers.pop(place).owner

@@ -22,7 +22,7 @@ from paged_jax.cli_trace import (
     TraceFile,
     trace_of,
 )
-from paged_jax.cli_values import choices_of, numbers_of, whole_numbers_of
+from paged_jax.cli_values import choices_of, numbers_of, refuse_without, whole_numbers_of
 from paged_jax.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paged_jax.step_time import StepTime
     from paged_jax.workload import Sharing
 
+NUM_REQUESTS, MEMORY_FRACTION, SWAP_SPACE_GIB = 1000, 0.75, 4.0
 STEP_TIME = "one to four numbers of seconds: FIXED,PER_TOKEN,PER_CACHED_TOKEN,PER_SWAPPED_TOKEN"
 
 Model = Annotated[
@@ -81,7 +82,7 @@ def simulate(
     trace: TraceFile = None,
     mean_tokens: Mean = None,
     std_tokens: Std = None,
-    num_requests: NumRequests = 1000,
+    num_requests: NumRequests = NUM_REQUESTS,
     requests_per_second: Rate = None,
     seed: Seed = 0,
     tokenizer: Tokenizer = None,
@@ -93,7 +94,7 @@ def simulate(
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
     device: DeviceName = None,
-    memory_fraction: MemoryFraction = 0.75,
+    memory_fraction: MemoryFraction = MEMORY_FRACTION,
     max_model_len: MaxModelLen = None,
     kv_cache_gib: KvCacheGib = None,
     pool_tokens: PoolTokens = None,
@@ -101,7 +102,7 @@ def simulate(
     strategies: Strategies = "all",
     reservation: Reservations = None,
     preemption: Preempts = "recompute",
-    swap_space_gib: SwapSpaceGib = 4.0,
+    swap_space_gib: SwapSpaceGib = SWAP_SPACE_GIB,
     prefix_caching: Caching = False,
     n: Samples = 1,
     beam_width: BeamWidth = 0,
@@ -145,6 +146,13 @@ def simulate(
     given_time = (
         StepTime(*numbers_of("--step-time", step_time, (1, 2, 3, 4), STEP_TIME)) if step_time else None
     )
+    if mean_tokens is None:
+        refuse_without(
+            "--mean-tokens beside it, for whose requests it is",
+            ("--num-requests", num_requests, NUM_REQUESTS),
+            ("--requests-per-second", requests_per_second, None),
+            ("--seed", seed, 0),
+        )
     requests = trace_of(
         trace,
         mean_tokens,
@@ -263,9 +271,16 @@ def _ground(
     from paged_jax.sim_setting import ground_of_model, ground_of_tokens
 
     if model is None:
-        for name, value in (("--device", device), ("--kv-cache-gib", kv_cache_gib)):
-            if value is not None:
-                raise InvalidArgument.of(name, value, "--model beside it: bytes are no tokens without one")
+        refuse_without(
+            "--model beside it, which alone gives it a meaning",
+            ("--device", device, None),
+            ("--kv-cache-gib", kv_cache_gib, None),
+            ("--max-model-len", max_model_len, None),
+            ("--dtype", dtype, "auto"),
+            ("--kv-dtype", kv_dtype, "auto"),
+            ("--memory-fraction", memory_fraction, MEMORY_FRACTION),
+            ("--swap-space-gib", swap_space_gib, SWAP_SPACE_GIB),
+        )
         if pool_tokens is None:
             raise InvalidArgument("how much memory is there? Give --model and --device, or --pool-tokens.")
         return ground_of_tokens(

@@ -49,13 +49,6 @@ def trace_of(
         raise InvalidArgument("--trace and --mean-tokens: both say how long requests are; give one.")
     if std_tokens is not None and mean_tokens is None:
         raise InvalidArgument.of("--std-tokens", std_tokens, "--mean-tokens beside it")
-    for name, value, default in (
-        ("--num-requests", num_requests, NUM_REQUESTS),
-        ("--requests-per-second", requests_per_second, None),
-        ("--seed", seed, 0),
-    ):
-        if value != default and mean_tokens is None:
-            raise InvalidArgument.of(name, value, "--mean-tokens beside it")
     if trace is not None:
         return read_trace(
             trace,

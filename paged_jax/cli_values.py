@@ -9,6 +9,16 @@ from paged_jax.errors import InvalidArgument
 T = TypeVar("T", bound=str)
 
 
+def refuse_without(needed: str, *options: tuple[str, object, object]) -> None:
+    """Options by (name, value, default), none of which says anything without what is needed.
+
+    InvalidArgument for the first that was given all the same.
+    """
+    for name, value, default in options:
+        if value != default:
+            raise InvalidArgument.of(name, value, needed)
+
+
 def numbers_of(name: str, text: str, counts: tuple[int, ...], expected: str) -> list[float]:
     """Numbers that commas separate, as many as one of the counts; InvalidArgument otherwise."""
     try:
@@ -23,7 +33,10 @@ def numbers_of(name: str, text: str, counts: tuple[int, ...], expected: str) -> 
 def whole_numbers_of(name: str, text: str, most: int) -> list[int]:
     """Numbers of tokens, each once; InvalidArgument unless they are from 1 to most."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= most for part in parts):
+    longest = len(str(most))
+    if not all(
+        part.isascii() and part.isdigit() and len(part) <= longest and 0 < int(part) <= most for part in parts
+    ):
         raise InvalidArgument.of(name, text, f"whole numbers of tokens from 1 to {most:,}, with commas")
     return list(dict.fromkeys(map(int, parts)))
 

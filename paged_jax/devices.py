@@ -75,9 +75,9 @@ def device_of(text: str) -> Device:
     if known is not None:
         return known
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?B|B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(float(match[1]) * _UNITS[(match[2] or "").upper()]) if match else 0
+    size = float(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0.0
     if not _MIB <= size < 1 << 60:
         raise InvalidArgument.of(
             "device", text, f"one of {', '.join(DEVICES)}, or its memory, such as 24GiB or 80GB"
         )
-    return Device(text.strip(), size)
+    return Device(text.strip(), int(size))

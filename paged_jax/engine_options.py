@@ -14,6 +14,7 @@ IMPLEMENTATIONS = ("auto", "triton", "xla")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOGPROBS_MODES = ("raw", "processed")
 MOST_GIB = 1 << 30
+MOST_SEQS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class EngineOptions:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument.of(name, getattr(self, name), "True or False")
         self._integer("block_size", 1, "16 and 32 suit chat.")
-        self._integer("max_num_seqs", 1, largest=2**16)
+        self._integer("max_num_seqs", 1, largest=MOST_SEQS)
         self._integer("max_num_batched_tokens", 1, largest=2**20)
         if self.max_model_len is not None:
             self._integer("max_model_len", 2, "It holds the prompt and the answer.")

@@ -27,7 +27,11 @@ def find_shape(model: str | os.PathLike[str]) -> ModelShape:
     """
     name = os.path.expanduser(os.fspath(model))
     path = Path(name)
-    if not name or not path.exists():
+    try:
+        exists = bool(name) and path.exists()
+    except OSError as error:  # such as a name too long for a path
+        raise ModelNotFound(f"model={name[:80]!r}: no path and no known name: {error}") from error
+    if not exists:
         shape = known_model(name)
         if shape is None:
             raise unknown_model(name)

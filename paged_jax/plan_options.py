@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paged_jax.capacity import GIB, KVShape, max_tokens_of_pool
 from paged_jax.devices import Device
-from paged_jax.engine_options import EngineOptions
+from paged_jax.engine_options import MOST_SEQS, EngineOptions
 from paged_jax.errors import InvalidArgument
 from paged_jax.model_shape import ITEMSIZES
 from paged_jax.request_trace import Trace
@@ -48,8 +48,8 @@ class PlanOptions:
             kv_cache_gib=self.kv_cache_gib,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidArgument.of("concurrency", self.concurrency, "1 or more")
+        if self.concurrency is not None and not 1 <= self.concurrency <= MOST_SEQS:
+            raise InvalidArgument.of("concurrency", self.concurrency, f"from 1 to {MOST_SEQS:,}")
         if self.kv_dtype != "auto" and self.kv_dtype not in ITEMSIZES:
             raise InvalidArgument.of("kv_dtype", self.kv_dtype, f"auto or one of {', '.join(ITEMSIZES)}")
         if not 0 < self.memory_fraction <= 1:

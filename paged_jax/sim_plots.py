@@ -69,7 +69,9 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise InvalidArgument("--plot needs matplotlib: pip install 'paged_jax[plot]'.") from error
+        raise InvalidArgument(
+            "--plot needs matplotlib: pip install matplotlib, or this package as '.[plot]'."
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

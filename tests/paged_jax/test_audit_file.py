@@ -298,6 +298,9 @@ GOOD = {
 }
 
 
+DEEP = b"[" * 100_000 + b"\n"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -310,6 +313,9 @@ GOOD = {
         ({"start": "x"}, "expected integers: start"),
         ({"action": "write"}, "write that lacks start"),
         ({"action": "copy"}, "copy that lacks other"),
+        ({"ref_cnt_before": 10**12}, "ref_cnt from 1000000000000 to 0: none is over 1,048,576"),
+        ({"ref_cnt_after": 10**12}, "ref_cnt from 1 to 1000000000000: none is over"),
+        ({"ref_cnt_after": -(10**12)}, "none is over"),
     ],
 )
 def test_a_line_that_is_no_record_is_named_by_its_number(fields, message, tmp_path):
@@ -319,7 +325,7 @@ def test_a_line_that_is_no_record_is_named_by_its_number(fields, message, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "line", [b"\n", b"{\n", b'{"time": 1.0}\n', b"\xff\xfe\n", b"[1, 2]\n", b"nonsense\n"]
+    "line", [b"\n", b"{\n", b'{"time": 1.0}\n', b"\xff\xfe\n", b"[1, 2]\n", b"nonsense\n", DEEP]
 )
 def test_a_damaged_line_in_the_middle_is_named_by_its_number(line, tmp_path):
     path = damaged(tmp_path, 3, line)
@@ -333,6 +339,9 @@ def test_a_damaged_last_line_that_has_its_end_was_not_cut_off(tmp_path):
         list(AuditReader(path))
 
 
+HEADER = b'{"format": "paged_jax kv audit", "version": 1, "num_blocks": 9, "block_size": 4, "live": %s}\n'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -342,6 +351,10 @@ def test_a_damaged_last_line_that_has_its_end_was_not_cut_off(tmp_path):
         (b"\x00\x01\x02\xff" * 9, "line 1: not a KV audit log"),
         (b'{"format": "paged_jax kv audit", "version": 9}\n', "line 1: version 9 .*reads 1"),
         (b'{"format": "paged_jax kv audit", "version": 1}\n', "line 1: .*lacks num_blocks"),
+        (DEEP, "line 1: not a KV audit log"),
+        (HEADER % b"[[1]]", "line 1: .*expected a list of texts or integers"),
+        (HEADER % b'[{"a": 1}]', "line 1: .*expected a list of texts or integers"),
+        (HEADER % b'"name"', "line 1: .*expected a list of texts or integers"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused(content, message, tmp_path):
@@ -368,3 +381,9 @@ def test_a_snapshot_that_is_damaged_is_named_by_its_line(tmp_path):
     (tmp_path / "log.1").write_bytes(b"".join(lines[:2]))
     with pytest.raises(AuditLogUnreadable, match="cut off in what was held"):
         AuditReader(tmp_path / "log.1")
+
+
+def test_a_count_that_others_must_have_made_has_unknown_takers(tmp_path):
+    """As many as a log may say, at once."""
+    path = damaged(tmp_path, 4, json.dumps(GOOD | {"ref_cnt_after": 1 << 20}).encode() + b"\n")
+    assert [finding.kind for finding in report_of(path).findings]

@@ -118,7 +118,7 @@ def test_a_function_that_allows_everything_changes_nothing_that_is_found():
 
 
 def calls_in_function(what):
-    """An engine whose searches' function does this at its seventh call; with the last output of each request."""
+    """An engine whose searches' function does this at its seventh call, and the requests' last outputs."""
     engine = None
 
     def allowed(_, ids):

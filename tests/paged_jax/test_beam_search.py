@@ -2,10 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 from support.naive_beam_search import MadeUpModel, naive_beam_search
 
 from paged_jax import BeamSearchParams
+from paged_jax.beam_search import BeamSearch
+from paged_jax.errors import InvalidSamplingParams
 
 from .made_up_engine import Pieces, add, add_beams, add_samples, make_engine, run
 
@@ -242,3 +245,46 @@ def test_bad_words_count_as_texts_with_a_space_before_them_and_without():
     words = [[0, 1], [8, 0, 1], [2], [8, 2]]
     assert_found(output, expected_search(model, [0], {"beam_width": 8, "max_tokens": 6, "bad_words": words}))
     assert not any("ab" in "a" + one.text or "c" in one.text for one in output.outputs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"length_penalty": 20.1},
+        {"length_penalty": -2000.0},
+        {"length_penalty": float("nan")},
+        {"early_stopping": "always"},
+        {"early_stopping": 1},
+        {"early_stopping": np.array([1, 2])},
+    ],
+)
+def test_a_field_that_no_search_can_go_by_is_refused_by_name(fields):
+    (name,) = fields
+    with pytest.raises(InvalidSamplingParams, match=f"{name}=.*: expected"):
+        BeamSearchParams(**fields)
+
+
+@pytest.mark.parametrize("penalty", [-20, 20])
+def test_the_largest_length_penalties_give_finite_scores(penalty):
+    search = BeamSearch(
+        BeamSearchParams(beam_width=1, length_penalty=penalty),
+        end_ids=frozenset(),
+        max_new_tokens=1,
+        tokenizer=Pieces(),
+        vocab_size=5,
+    )
+    assert -np.inf < search.score(-1e9, 10**9) < 0
+
+
+def test_a_bad_word_that_no_tokenizer_encodes_is_refused_by_name():
+    engine = make_engine(MadeUpModel(9), tokenizer=Pieces((*"abcdefgh", " ")))
+    params = BeamSearchParams(beam_width=2, bad_words=["a", "\ud800"])
+    with pytest.raises(InvalidSamplingParams, match=r"bad_words='\\ud800': "):
+        add(engine, "b", [1], params)
+
+
+def test_ids_that_the_tokenizer_has_and_the_model_has_not_are_no_candidates():
+    model, tokenizer = MadeUpModel(9, seed=6), Pieces((*"abcdefgh", " ", "z"))
+    fields = {"beam_width": 3, "max_tokens": 4, "repetition_penalty": 1.1}
+    output, _ = search(model, [0], tokenizer=tokenizer, bad_words=["z", "b"], **fields)
+    assert_found(output, expected_search(model, [0], fields | {"bad_words": [[1], [8, 1]]}))

@@ -146,6 +146,10 @@ def test_texts_are_counted_by_a_tokenizer_or_estimated(record, tmp_path):
     [
         (("--model", "llama-9"), "no name that is known here"),
         (("--model", "llama-2-7b", "--device", "h300"), "device='h300': expected one of h100"),
+        (("--model", "llama-2-7b", "--device", "9" * 400 + "GiB"), "expected one of h100"),
+        (("--model", "a" * 5000), "no path and no known name: "),
+        (("--model", "llama-2-7b", "--concurrency", 0), "concurrency=0: expected from 1 to 65,536"),
+        (("--model", "llama-2-7b", "--concurrency", 65_537), "concurrency=65537: expected from 1 to 65,536"),
         (("--model", "llama-2-7b", "--dtype", "int3"), "dtype='int3': expected"),
         (("--model", "llama-2-7b", "--num-blocks", 1), "num_blocks=1: expected"),
         (("--model", "llama-2-7b", "--num-blocks", 9, "--kv-cache-gib", 1), "give one"),

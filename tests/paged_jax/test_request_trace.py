@@ -166,8 +166,9 @@ def test_of_bad_conversations_the_good_requests_are_kept_where_that_is_asked_for
         "text",
     ]
     path = write(tmp_path, json.dumps(entries))
-    assert "entry 1, turn 1: " in refused(path)
+    assert "entry 1, turn 1: nothing comes before this answer" in refused(path)
     trace = read_trace(path, skip_invalid=True, count_tokens=len)
+    assert trace.skipped[3].reason == "this answer is empty"
     assert rows(trace) == [(0, 45, 10)]
     assert [one.place for one in trace.skipped] == [
         "entry 1, turn 1",
@@ -185,7 +186,7 @@ def test_of_bad_conversations_the_good_requests_are_kept_where_that_is_asked_for
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("1,-3,5", "prompt_tokens='-3': expected a whole number of tokens, from 1 to 2,147,483,647"),
+        ("1,-3,5", "prompt_tokens='-3': expected a whole number of tokens, from 1 to 16,777,216"),
         ("1,5,0", "output_tokens='0': expected a whole number"),
         ("1,5,2.5", "output_tokens='2.5'"),
         ("1,nan,5", "prompt_tokens='nan'"),
@@ -193,7 +194,9 @@ def test_of_bad_conversations_the_good_requests_are_kept_where_that_is_asked_for
         ("1,5,9999999999999", "output_tokens='9999999999999'"),
         ("1,five,5", "prompt_tokens='five'"),
         ("nan,5,5", "arrival_s='nan': expected a time"),
-        ("inf,5,5", "arrival_s='inf'"),
+        ("inf,5,5", "arrival_s='inf': expected a time of 1e+11 seconds at most"),
+        ("1e300,5,5", "arrival_s='1e300': expected a time of 1e+11 seconds at most"),
+        ("1,16777217,5", "prompt_tokens='16777217': expected a whole number of tokens, from 1 to 16,777,216"),
         ("-1,5,5", "arrival_s='-1'"),
         ("soon,5,5", "arrival_s='soon'"),
         ("0.5,5,5", "arrival_s='0.5': earlier than the request before; expected arrivals in order"),

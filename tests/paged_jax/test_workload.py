@@ -159,7 +159,8 @@ def common(one, other):
     short=st.integers(0, 3),
 )
 def test_prompts_begin_alike_as_far_as_their_hash_ids_do(prompts, size, short):
-    """The last block of a prompt may be cut."""
+    """The last block of a prompt may be cut. Ids may be hashes of any size."""
+    prompts = [[[0, 1, 2**64 - 1, -(10**30)][number] for number in ids] for ids in prompts]
     lengths = [len(ids) * size - short for ids in prompts]
     trace = trace_of(
         *((0, length, 1) for length in lengths), hash_ids=tuple(map(tuple, prompts)), hash_block_size=size
@@ -179,3 +180,9 @@ def test_without_hash_ids_no_two_prompts_begin_alike():
     work = make_workload(trace_of((0, 9, 1), (0, 7, 1)), slots=100, block_sizes=[1], with_token_ids=True)
     assert common(*work.requests) == 0
     assert make_workload(trace_of((0, 9, 1)), slots=100, block_sizes=[1]).requests[0].token_ids is None
+
+
+def test_ids_made_of_hashes_of_any_size_are_keys_of_the_prefix_cache():
+    trace = trace_of((0, 8, 1), hash_ids=((2**80, 7),), hash_block_size=4)
+    (request,) = make_workload(trace, slots=100, block_sizes=[1], with_token_ids=True).requests
+    assert request.token_ids == tuple(range(8))
