@@ -175,7 +175,7 @@ def _decode_sizes(largest: int, smallest: int, plan: Plan) -> list[int]:
     if free is not None and largest > free:
         more = math.ceil(math.log(largest / free, 4))
         above = [int(free * (largest / free) ** (i / more)) // 8 * 8 for i in range(more)]
-        return _sizes(sorted({*_decode_sizes(free, 1, plan), *above}), largest, smallest)
+        return _sizes([1, 32, *above], largest, smallest)
     sizes = _sizes([1, *(8 << i for i in range(16))], largest, smallest)
     if len(sizes) <= most:
         return sizes
