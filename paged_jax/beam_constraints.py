@@ -25,11 +25,12 @@ class Constraints:
         prompt_index: int,
     ) -> None:
         self.min_tokens = params.min_tokens
-        self.end_ids = end_ids
+        # A tokenizer may know more ids than the model has: those never come.
+        self.end_ids = frozenset(token for token in end_ids if token < vocab_size)
         self.vocab_size = vocab_size
         self._ngram = params.no_repeat_ngram_size
         self._penalty = params.repetition_penalty
-        self._bad_words = [tuple(word) for word in bad_words]
+        self._bad_words = [tuple(word) for word in bad_words if max(word) < vocab_size]
         self._allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
         self._fn = params.prefix_allowed_tokens_fn
         self._prompt_index = prompt_index

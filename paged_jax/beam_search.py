@@ -262,8 +262,7 @@ class _Row:
         """Of all tokens but the banned ones: the few that are wanted as a rule first, then the rest."""
         values = log_softmax(self.scores.logits(self.place))
         self.search.constraints.apply(values, self.beam.token_ids)
-        # A tokenizer may know more ids than the model has.
-        values[[token for token in banned if token < len(values)]] = -np.inf
+        values[list(banned)] = -np.inf
         few = min(2 * self.search.params.beam_width + 16, len(values))
         best = np.sort(np.argpartition(-values, few - 1)[:few])
         best = best[np.argsort(-values[best], kind="stable")]

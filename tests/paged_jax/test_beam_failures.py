@@ -61,18 +61,23 @@ def test_a_step_that_fails_changes_nothing_that_is_found(mode, when):
         assert found | found_by(engine) == alone("abcu")
 
 
-def with_function(fails_at=0, error=None, **options):
-    """Two searches whose function allows all tokens, but its call of that number raises; and others."""
+def with_function(fails_at=0, error=None, *, does=None):
+    """Two searches whose function allows all tokens, but its call of that number raises; and others.
+
+    does: instead of raising, this is done with the engine.
+    """
     calls = 0
 
     def allowed(index, ids):
         nonlocal calls
         calls += 1
         if calls == fails_at:
-            raise error
+            if does is None:
+                raise error
+            does(engine)
         return range(VOCABULARY)
 
-    engine = engine_with("au", **options)
+    engine = engine_with("au")
     for name in "bc":
         prompt, fields = BEAMS[name]
         add_beams(engine, f"{name}'", prompt, prefix_allowed_tokens_fn=allowed, **fields)
@@ -117,27 +122,9 @@ def test_a_function_that_allows_everything_changes_nothing_that_is_found():
             np.testing.assert_allclose(scores, exact, rtol=1e-12)
 
 
-def calls_in_function(what):
-    """An engine whose searches' function does this at its seventh call, and the requests' last outputs."""
-    engine = None
-
-    def allowed(_, ids):
-        nonlocal calls
-        calls += 1
-        if calls == 7:
-            what(engine)
-        return range(VOCABULARY)
-
-    calls = 0
-    engine = engine_with("au")
-    for name in "bc":
-        prompt, fields = BEAMS[name]
-        add_beams(engine, f"{name}'", prompt, prefix_allowed_tokens_fn=allowed, **fields)
-    return engine, run(engine)
-
-
 def test_a_step_amid_a_step_is_refused_and_ends_the_request_that_asked_for_it():
-    engine, outputs = calls_in_function(lambda engine: engine.step())
+    engine, _ = with_function(7, does=lambda engine: engine.step())
+    outputs = run(engine)
     (failed,) = [name for name, output in outputs.items() if output.error is not None]
     assert isinstance(outputs[failed].error, ConstraintFailed)
     assert "EngineBusy: A step amid a step" in str(outputs[failed].error)
@@ -156,7 +143,8 @@ def test_an_abort_amid_a_users_function_is_done_when_the_step_is(names):
             engine.abort(name)
             engine.abort(name)
 
-    engine, outputs = calls_in_function(abort)
+    engine, _ = with_function(7, does=abort)
+    outputs = run(engine)
     assert set(outputs) == {"a", "b'", "c'", "u"} - set(names)
     whole, _ = with_function()
     undisturbed = found_by(whole)
